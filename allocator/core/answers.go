@@ -16,13 +16,16 @@ type desk struct {
 	limits    *teams.Ledger
 }
 
-// admit takes what a new claim costs its team, or says which limit refuses the claim.
-func (d *desk) admit(pools *poolTable, team string, sandboxes int, waits bool) teams.Excess {
+// admit says which limit of its team refuses a new claim. Otherwise it takes what the claim costs, if take is set.
+func (d *desk) admit(pools *poolTable, team string, sandboxes int, waits, take bool) teams.Excess {
 	if d.limits.Settings().Of(team) == (teams.Limits{}) {
 		return teams.Excess{}
 	}
 	r := d.request(pools, team)
 	r.Sandboxes, r.Waits = sandboxes, waits
+	if !take {
+		return d.limits.Excess(r, d.now.Boot)
+	}
 	return d.limits.Admit(r, d.now.Boot)
 }
 

@@ -82,12 +82,12 @@ func (c *Core) claim(ev Claim) {
 	refused := pool.refusal(ev.Token, 0)
 	refused.Why, refused.Wait = c.hopeless(&req, ev.Wait)
 	waits := ev.Wait > 0 && pool.queue.Len() < req.count
-	admitted := c.admit(pool, ev.Binding.Team, req.count, waits, refused)
-	if possible := pool.MaxPods == 0 || req.atLeast <= pool.MaxPods; possible && (admitted || refused.Why == PoolEmpty) {
+	why := c.admit(pool, ev.Binding.Team, req.count, waits, refused)
+	if possible := pool.MaxPods == 0 || req.atLeast <= pool.MaxPods; possible && (why == 0 || why == PoolEmpty) {
 		pool.demand.Claimed(c.ticked, req.count)
 		pool.touch()
 	}
-	if !admitted {
+	if why != 0 {
 		return
 	}
 	c.claims.Add(pool.line, caller, ev.Binding.claimKey(), ev.Binding.RequestHash, req.count, req)
@@ -95,27 +95,26 @@ func (c *Core) claim(ev Claim) {
 }
 
 // admit takes what a call costs its team, and a place in the line of the pool if it waits. It emits a
-// refusal, with what refused has already, if a limit refuses the call.
-func (c *Core) admit(pool *pool, team string, sandboxes int, waits bool, refused ClaimRefused) bool {
+// refusal, with what refused has already, if a limit refuses the call, and returns why; 0: the call is admitted.
+// The limits of the team come before an empty pool: a call that the team may not make is no demand for pods.
+func (c *Core) admit(pool *pool, team string, sandboxes int, waits bool, refused ClaimRefused) Refusal {
 	var crowding *claim
 	if refused.Why == 0 && waits && pool.line.Callers() >= c.cfg.MaxWaiting {
 		if crowding = pool.line.Crowding(team); crowding == nil {
 			refused.Why = LineFull
 		}
 	}
-	if refused.Why == 0 {
-		if refused.Excess = c.claims.admit(&c.pools, team, sandboxes, waits); refused.Excess.Limit != "" {
+	if refused.Why == 0 || refused.Why == PoolEmpty {
+		if refused.Excess = c.claims.admit(&c.pools, team, sandboxes, waits, refused.Why == 0); refused.Excess.Limit != "" {
 			refused.Why = OverLimit
 		}
 	}
 	if refused.Why != 0 {
 		c.emit(refused)
-		return false
-	}
-	if crowding != nil {
+	} else if crowding != nil {
 		c.refuse(crowding, LineFull)
 	}
-	return true
+	return refused.Why
 }
 
 // hopeless says why a new claim cannot get its pods within a wait; 0: it may.
@@ -141,7 +140,7 @@ func (c *Core) claimAgain(ev Claim, caller claims.Caller, k *claims.Holder[claim
 	case k.Hash != ev.Binding.RequestHash:
 		c.emit(ClaimRefused{Token: ev.Token, Why: KeyReused})
 	case k.Claim != nil && k.Claim.Waits():
-		if pool := k.Claim.Request.pool; c.admit(pool, ev.Binding.Team, 0, true, pool.refusal(ev.Token, 0)) {
+		if pool := k.Claim.Request.pool; c.admit(pool, ev.Binding.Team, 0, true, pool.refusal(ev.Token, 0)) == 0 {
 			c.claims.Join(k.Claim, caller)
 		}
 	case k.Claim != nil && !k.Claim.Waits() && k.Claim.Callers() >= c.cfg.MaxWaiting:

@@ -156,7 +156,7 @@ func warmPod(name string) Pod {
 	n, _ := strconv.Atoi(name[len(name)-1:])
 	return Pod{
 		Key: key(name), Pool: "a", Node: "n1", IP: netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), Template: "t1", Version: "1", Ready: true,
-		CreatedAt: start.Wall.Add(time.Duration(n) * time.Second),
+		CreatedAt: start.Wall.Add(-time.Hour + time.Duration(n)*time.Second),
 	}
 }
 

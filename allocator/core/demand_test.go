@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/core/demand"
+	"github.com/berth-sandbox/berth/allocator/core/teams"
 )
 
 func TestWaitingClaimGetsPodOfColdPool(t *testing.T) {
@@ -74,4 +75,30 @@ func TestNewLeaderKeepsTheIdlePodsItFinds(t *testing.T) {
 	s.pass(demand.History)
 	counts, _ = s.core.View().Counts(poolA)
 	require.Equal(t, 1, counts.Warm)
+}
+
+func TestNewLeaderKeepsPodsOfWaitingClaims(t *testing.T) {
+	const starting, recent, old = "a-1", "a-2", "a-3"
+	s := newSim(t)
+	pods := []Pod{with(warmPod(starting), func(p *Pod) { p.Ready = false }), warmPod(recent), warmPod(old)}
+	pods[1].CreatedAt = start.Wall.Add(-demand.Spare / 2)
+	pods[2].CreatedAt = start.Wall.Add(-demand.Spare)
+	s.recover([]Pool{specA(0)}, pods)
+	counts, _ := s.core.View().Counts(poolA)
+	require.Equal(t, 2, counts.Pending+counts.Warm)
+	s.pass(2 * demand.Spare)
+	counts, _ = s.core.View().Counts(poolA)
+	require.Zero(t, counts.Pending+counts.Warm)
+}
+
+func TestClaimAboveTheTeamsLimitIsNoDemand(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(0), func(p *Pool) { p.MaxWarm = 5 })}, nil)
+	s.step(TeamLimits{Settings: teams.Settings{Default: teams.Limits{MaxSandboxes: 2}}})
+	s.step(Claim{Token: 1, Pool: poolA, Count: 3})
+	require.Equal(t, OverLimit, one[ClaimRefused](s).Why)
+	require.Zero(t, s.core.pools.byKey[poolA].target.Warm)
+	s.step(Claim{Token: 2, Pool: poolA, Count: 2})
+	require.Equal(t, PoolEmpty, one[ClaimRefused](s).Why)
+	require.Equal(t, 2, s.core.pools.byKey[poolA].target.Warm)
 }

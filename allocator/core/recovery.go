@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/demand"
 )
 
 // State is what exists when a term begins. It is read after the journal was taken over: first the
@@ -66,10 +69,22 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 		if !pool.known { // its object is gone, only its pods are left
 			pool.Deleting = true
 		}
-		pool.demand.Found(c.ticked, pool.sum(podPending)+pool.sum(podWarm))
+		pool.demand.Found(c.ticked, pool.sum(podPending)+pool.sum(podWarm), pool.maybeLacked(c.now.Wall))
 		pool.touch()
 	}
 	return c.take(), nil
+}
+
+// maybeLacked is how many idle pods the claims of an earlier leader may have lacked: those above what the pool keeps
+// that are not ready, or were created a short while ago. The callers of those claims come again.
+func (pool *pool) maybeLacked(now time.Time) int {
+	recent := pool.sum(podPending)
+	for p := range pool.inPhase[podWarm] {
+		if now.Sub(p.seen.CreatedAt) < demand.Spare {
+			recent++
+		}
+	}
+	return max(0, min(recent, pool.sum(podPending)+pool.sum(podWarm)-pool.Warm))
 }
 
 // recoverSandboxes merges the journal and the objects, and recovers what was merged.

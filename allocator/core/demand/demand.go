@@ -73,8 +73,12 @@ func (t *Tracker) Started(took time.Duration) {
 }
 
 // Found has a pool keep idle pods for a History, within its limits. A new leader knows no earlier claims, and starts
-// from the idle pods that it finds.
-func (t *Tracker) Found(now time.Duration, idle int) { t.found, t.foundUntil = idle, now+History }
+// from the idle pods that it finds. lacking is how many of them the claims of an earlier leader may have lacked. They
+// are kept for Spare, beyond the limits too.
+func (t *Tracker) Found(now time.Duration, idle, lacking int) {
+	t.found, t.foundUntil = idle, now+History
+	t.lack(now, lacking)
+}
 
 // Target returns what the pool should have. lacking is how many pods the waiting claims still need.
 func (t *Tracker) Target(now time.Duration, limits Limits, lacking int) Target {

@@ -94,6 +94,17 @@ func (l *Ledger) Settings() Settings { return l.settings }
 
 // Admit takes the tokens of a claim, or says which limit refuses it.
 func (l *Ledger) Admit(r Request, now time.Duration) Excess {
+	excess := l.Excess(r, now)
+	if l.settings.Of(r.Team).ClaimsPerSecond > 0 && r.Sandboxes > 0 && excess == (Excess{}) {
+		b := l.bucket(r.Team, now)
+		b.tokens -= float64(r.Sandboxes)
+		l.buckets[r.Team] = b
+	}
+	return excess
+}
+
+// Excess says which limit refuses a claim. It takes no token.
+func (l *Ledger) Excess(r Request, now time.Duration) Excess {
 	limits := l.settings.Of(r.Team)
 	switch rate := limits.ClaimsPerSecond; {
 	case r.Sandboxes > 0 && limits.MaxSandboxes > 0 && r.Used+r.Sandboxes > limits.MaxSandboxes:
@@ -106,8 +117,6 @@ func (l *Ledger) Admit(r Request, now time.Duration) Excess {
 			wait := time.Duration(math.Ceil(missing / rate * float64(time.Second)))
 			return Excess{Team: r.Team, Limit: ClaimsPerSecond, Value: rate, Wait: wait}
 		}
-		b.tokens -= float64(r.Sandboxes)
-		l.buckets[r.Team] = b
 	}
 	return Excess{}
 }
