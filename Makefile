@@ -73,6 +73,7 @@ test-long: ground
 	@set -e; for fuzz in $(AGENT_FUZZ); do \
 		set -x; go test ./agent/$${fuzz%/*} -run '^$$' -fuzz "^$${fuzz#*/}\$$" -fuzztime 5m; { set +x; } 2>/dev/null; done
 	go test ./extproc/wire -run '^$$' -fuzz FuzzRequest -fuzztime 10m
+	go test ./extproc/wire -run '^$$' -fuzz FuzzAdmission -fuzztime 2m
 	go test ./extproc/h2 -run '^$$' -fuzz FuzzConnection -fuzztime 5m
 	go test ./extproc/h2 -run '^$$' -fuzz FuzzBothServers -fuzztime 5m
 	go test ./allocator/core -count=1 -timeout 90m -run AnyHistory -rapid.checks=3000

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"path/filepath"
 	"regexp"
@@ -173,12 +172,12 @@ func functions() template.FuncMap {
 	}
 }
 
-// Destination returns an address in the form that the guard accepts in MetadataDst. IPv6 is
+// AppendDestination appends an address in the form that the guard accepts in MetadataDst. IPv6 is
 // written without abbreviation, so that a simple pattern matches only valid addresses.
-func Destination(a netip.AddrPort) string {
-	host := a.Addr().String()
-	if a.Addr().Is6() {
-		host = a.Addr().StringExpanded()
+func AppendDestination(b []byte, a netip.AddrPort) []byte {
+	if !a.Addr().Is6() {
+		return a.AppendTo(b)
 	}
-	return net.JoinHostPort(host, strconv.Itoa(int(a.Port())))
+	b = append(append(b, '['), a.Addr().StringExpanded()...)
+	return strconv.AppendUint(append(b, "]:"...), uint64(a.Port()), 10)
 }

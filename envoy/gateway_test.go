@@ -371,5 +371,5 @@ func metadata(fields map[string]*structpb.Value) *structpb.Struct {
 func text(s string) *structpb.Value { return structpb.NewStringValue(s) }
 
 func (g *gateway) admitted(id string) map[string]*structpb.Value {
-	return map[string]*structpb.Value{envoy.MetadataDst: text(envoy.Destination(g.podAddr)), envoy.MetadataID: text(id)}
+	return map[string]*structpb.Value{envoy.MetadataDst: text(string(envoy.AppendDestination(nil, g.podAddr))), envoy.MetadataID: text(id)}
 }

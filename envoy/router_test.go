@@ -63,8 +63,8 @@ type routes struct {
 }
 
 // Find finds nothing, so that every decision looks up.
-func (*routes) Find(sandboxid.Key) (routecache.Route, *wire.Answers, bool) {
-	return routecache.Route{}, nil, false
+func (*routes) Find(sandboxid.Key) (routecache.Route, bool) {
+	return routecache.Route{}, false
 }
 
 func (r *routes) Lookup(_ context.Context, key sandboxid.Key) (routecache.Answer, error) {

@@ -281,7 +281,7 @@ func TestOnlyTheClaimMasksTheHostAndChoosesTLS(t *testing.T) {
 		asked := port + "-ABC." + domain + ":443"
 		a, refusal := always(route, nil).decider().decide(t.Context(), &request{authority: []byte(asked), method: []byte("GET")}, unheld)
 		require.Nil(t, refusal)
-		reply := admitted(&a)
+		reply := admitted(t, &a)
 		response := reply.GetRequestHeaders().GetResponse()
 		set := response.GetHeaderMutation().GetSetHeaders()
 		require.Equal(t, ":authority localhost:"+port, text(set[0]))
@@ -294,7 +294,7 @@ func TestOnlyTheClaimMasksTheHostAndChoosesTLS(t *testing.T) {
 	}
 	a, refusal := always(routeTo("10.1.2.3", 8080), nil).decider().decide(t.Context(), &request{authority: []byte("8443-abc." + domain), method: []byte("GET")}, unheld)
 	require.Nil(t, refusal)
-	require.Nil(t, admitted(&a).GetRequestHeaders().GetResponse(), "the request was changed")
+	require.Nil(t, admitted(t, &a).GetRequestHeaders().GetResponse(), "the request was changed")
 }
 
 func text(h *corev3.HeaderValueOption) string {
@@ -331,7 +331,7 @@ func BenchmarkDecide(b *testing.B) {
 				}
 				a.use.Read()
 				d.o.Admissions.Done(a.epoch)
-				_ = admitted(&a)
+				_ = a.appendAnswer(nil)
 			}
 		})
 	}

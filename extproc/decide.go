@@ -11,7 +11,6 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
-	"github.com/berth-sandbox/berth/extproc/wire"
 	"github.com/berth-sandbox/berth/internal/wait"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
@@ -19,9 +18,8 @@ import (
 
 // Routes knows where sandboxes are. *routecache.Cache implements it.
 type Routes interface {
-	// Find returns the route of id if it is known, without waiting. It may be stale. replies are for
-	// answers that are made from this route.
-	Find(id sandboxid.Key) (route routecache.Route, replies *wire.Answers, ok bool)
+	// Find returns the route of id if it is known, without waiting. It may be stale.
+	Find(id sandboxid.Key) (route routecache.Route, ok bool)
 	Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answer, error)
 	// Await waits until a Lookup of id may return another status than answered.
 	Await(ctx context.Context, id sandboxid.Key, answered routecache.Status) error
@@ -51,8 +49,6 @@ type admission struct {
 	tls   bool
 	epoch *Epoch
 	use   *lastactive.Entry
-	// replies are the answers that were made from the route of this admission. Optional.
-	replies *wire.Answers
 	// redirect, if set, is the answer to the client. No other field is set then.
 	redirect *redirect
 }
@@ -83,19 +79,6 @@ const _ = uint(MaxWait - maxVerdictWait - time.Second)
 // request is counted as held until release is called.
 type holder func(time.Duration) (release func(), ok bool)
 
-// decide admits the request or returns why it is refused. Exactly one result is set. It calls
-// hold at most once, before the request waits for a starting sandbox.
-func (d *decider) decide(ctx context.Context, r *request, hold holder) (admission, *apierror.Error) {
-	target, refusal := d.target(r)
-	if refusal != nil {
-		return admission{}, refusal
-	}
-	if a := d.admitAtOnce(r, target); a.use != nil {
-		return a, nil
-	}
-	return d.decideAfterLookup(ctx, r, target, hold)
-}
-
 // target returns the sandbox that the request is for, or why it is refused.
 func (d *decider) target(r *request) (Target, *apierror.Error) {
 	if string(r.method) == http.MethodConnect {
@@ -109,20 +92,28 @@ func (d *decider) target(r *request) (Target, *apierror.Error) {
 	return target, refusal
 }
 
-// admitAtOnce admits a request if its route is known and nothing is to be said about it, as is so for
-// most requests. Otherwise it returns no admission, and decideAfterLookup decides. It does not wait.
-func (d *decider) admitAtOnce(r *request, target Target) admission {
-	if route, replies, found := d.o.Routes.Find(target.ID); found {
-		if a, _, refusal := d.admit(r, target, &route); refusal == nil && a.use != nil {
-			a.replies = replies
-			return a
-		}
+// admitAtOnce admits a request whose route is known, as is so for most requests. It does not wait, and
+// returns false if it has not admitted the request: decide decides then.
+func (d *decider) admitAtOnce(r *request) (admission, bool) {
+	target, refusal := d.target(r)
+	if refusal != nil {
+		return admission{}, false
 	}
-	return admission{}
+	route, found := d.o.Routes.Find(target.ID)
+	if !found {
+		return admission{}, false
+	}
+	a, _, refusal := d.admit(r, target, &route)
+	return a, refusal == nil && a.use != nil
 }
 
-// decideAfterLookup is decide for a request that may have to wait.
-func (d *decider) decideAfterLookup(ctx context.Context, r *request, target Target, hold holder) (admission, *apierror.Error) {
+// decide admits the request or returns why it is refused. Exactly one result is set. It calls
+// hold at most once, before the request waits for a starting sandbox.
+func (d *decider) decide(ctx context.Context, r *request, hold holder) (admission, *apierror.Error) {
+	target, refusal := d.target(r)
+	if refusal != nil {
+		return admission{}, refusal
+	}
 	deadline := time.Now().Add(MaxWait)
 	verdictWait := maxVerdictWait // what is left of it
 	var held context.Context      // set once the request is held for a starting sandbox

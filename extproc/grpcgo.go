@@ -52,8 +52,11 @@ func (s *Server) process(stream grpc.ServerStream) error {
 		defer c.free()
 		return status.Error(codes.InvalidArgument, c.wrongMessage())
 	}
-	c.request = readHeaders(c.message.Headers)
-	answer, admitted, err := c.decide(stream.Context(), s.holderOf(func(a *wire.Answer) error { return stream.SendMsg(a) }))
+	answer, admitted := c.admitAtOnce()
+	var err error
+	if !admitted {
+		answer, admitted, err = c.decide(stream.Context(), s.holderOf(func(a wire.Answer) error { return stream.SendMsg(a) }))
+	}
 	if err == nil {
 		err = stream.SendMsg(answer)
 	}

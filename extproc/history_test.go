@@ -8,7 +8,6 @@ import (
 
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
-	"github.com/berth-sandbox/berth/extproc/wire"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/routecache"
@@ -39,8 +38,8 @@ type begun struct {
 func unheld(time.Duration) (func(), bool) { return nil, false }
 
 // Find finds nothing, so that every decision looks up.
-func (h *history) Find(sandboxid.Key) (routecache.Route, *wire.Answers, bool) {
-	return routecache.Route{}, nil, false
+func (h *history) Find(sandboxid.Key) (routecache.Route, bool) {
+	return routecache.Route{}, false
 }
 
 func (h *history) Await(ctx context.Context, id sandboxid.Key, _ routecache.Status) error {

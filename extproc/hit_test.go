@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"net/netip"
 	"path/filepath"
 	"testing"
@@ -12,61 +11,46 @@ import (
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/berth-sandbox/berth/envoy"
-	"github.com/berth-sandbox/berth/extproc/wire"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-// memoryStream is a stream without a transport: it reads one message and encodes the answer.
-type memoryStream struct {
-	grpc.ServerStream
-	message mem.BufferSlice
-	sent    []byte // the answer
-	answers int
-	read    bool
-}
-
-func (s *memoryStream) Context() context.Context { return context.Background() }
-
-func (s *memoryStream) RecvMsg(m any) error {
-	if s.read {
-		return io.EOF
+// ask returns the encoded answer to an encoded message, without a transport. Envoy has read it.
+func (s *Server) ask(message []byte) ([]byte, error) {
+	h := asker{s}
+	reply, ok := h.Now(message)
+	if !ok {
+		reply = h.Later(context.Background(), message, func([]byte) error { return nil })
 	}
-	s.read = true
-	return wire.Codec{}.Unmarshal(s.message, m)
-}
-
-func (s *memoryStream) SendMsg(m any) error {
-	data, err := wire.Codec{}.Marshal(m)
-	for _, b := range data {
-		s.sent = b.ReadOnlyData()
+	answer := bytes.Clone(reply.Message)
+	if reply.Open != nil {
+		reply.Open.Ended(true)
 	}
-	s.answers++
-	return err
+	if reply.Status != codes.OK {
+		return nil, status.Error(reply.Status, reply.Text)
+	}
+	return answer, nil
 }
 
-// again makes s the stream of another request.
-func (s *memoryStream) again() { s.sent, s.read = nil, false }
-
-func (s *memoryStream) answer(t *testing.T) *extprocv3.ProcessingResponse {
-	t.Helper()
-	var m extprocv3.ProcessingResponse
-	require.NoError(t, proto.Unmarshal(s.sent, &m))
-	return &m
-}
-
-func streamOf(tb testing.TB, m *extprocv3.ProcessingRequest) *memoryStream {
+func encoded(tb testing.TB, m *extprocv3.ProcessingRequest) []byte {
 	tb.Helper()
 	b, err := proto.Marshal(m)
 	require.NoError(tb, err)
-	return &memoryStream{message: mem.BufferSlice{mem.SliceBuffer(b)}}
+	return b
+}
+
+func decoded(tb testing.TB, answer []byte) *extprocv3.ProcessingResponse {
+	tb.Helper()
+	var m extprocv3.ProcessingResponse
+	require.NoError(tb, proto.Unmarshal(answer, &m))
+	return &m
 }
 
 // fromEnvoy is the message about a usual request.
@@ -113,16 +97,17 @@ func TestHitAllocatesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server, cache := hitServer(t, nil)
 			put(server, cache, id, podRoute)
-			s := streamOf(t, m)
-			ask := func() {
-				s.again()
-				if err := server.process(s); err != nil {
-					t.Error(err)
+			message := encoded(t, m)
+			answer, err := server.ask(message)
+			require.NoError(t, err)
+			require.Equal(t, "10.1.2.3:9000", decoded(t, answer).GetDynamicMetadata().AsMap()["berth"].(map[string]any)["dst"])
+			require.Zero(t, testing.AllocsPerRun(200, func() {
+				if reply, ok := (asker{server}).Now(message); !ok {
+					t.Error("no hit")
+				} else {
+					reply.Open.Ended(true)
 				}
-			}
-			ask() // makes the answer
-			require.Equal(t, "10.1.2.3:9000", s.answer(t).GetDynamicMetadata().AsMap()["berth"].(map[string]any)["dst"])
-			require.Zero(t, testing.AllocsPerRun(200, ask))
+			}))
 			require.Zero(t, server.decider.o.Admissions.Unread())
 		})
 	}
@@ -137,40 +122,37 @@ func TestEachRequestCountsAsOneHit(t *testing.T) {
 	put(server, cache, "ghi", podRoute)
 	cache.Release("ghi", routecache.End{})
 	for i, host := range []string{"9000-abc", "9000-abc", "9000-def", "9000-ghi"} {
-		require.NoError(t, server.process(streamOf(t, fromEnvoy(host+"."+domain))))
+		_, err := server.ask(encoded(t, fromEnvoy(host+"."+domain)))
+		require.NoError(t, err)
 		require.Equal(t, uint64(i+1), cache.Stats().Hits, host)
 	}
 }
 
-// BenchmarkHit is what the router does for a request whose route is known, without gRPC.
+// BenchmarkHit is what the router does for a request whose route is known, without HTTP/2.
 func BenchmarkHit(b *testing.B) {
 	const sandboxes = 10_000
 	server, cache := hitServer(b, nil)
-	streams := make([]*memoryStream, sandboxes)
-	for i := range streams {
+	messages := make([][]byte, sandboxes)
+	for i := range messages {
 		id := fmt.Sprintf("%020d", i)
 		put(server, cache, id, podRoute)
-		streams[i] = streamOf(b, fromEnvoy("9000-"+id+"."+domain))
-	}
-	for _, s := range streams {
-		_ = server.process(s) // makes the answer
+		messages[i] = encoded(b, fromEnvoy("9000-"+id+"."+domain))
 	}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		s := streams[i%sandboxes]
-		s.again()
-		_ = server.process(s)
+		reply, _ := asker{server}.Now(messages[i%sandboxes])
+		reply.Open.Ended(true)
 	}
 }
 
 // Invariant: I1
-func TestKeptAnswerServesItsRouteAndPortOnly(t *testing.T) {
+func TestHitAnswersWithPresentRouteAndPort(t *testing.T) {
 	server, cache := hitServer(t, func(o *Options) { o.Hosts.Paths = true })
 	metadata := func(m *extprocv3.ProcessingRequest) map[string]any {
 		t.Helper()
-		s := streamOf(t, m)
-		require.NoError(t, server.process(s))
-		berth, ok := s.answer(t).GetDynamicMetadata().AsMap()["berth"].(map[string]any)
+		answer, err := server.ask(encoded(t, m))
+		require.NoError(t, err)
+		berth, ok := decoded(t, answer).GetDynamicMetadata().AsMap()["berth"].(map[string]any)
 		require.True(t, ok)
 		return berth
 	}
@@ -179,7 +161,7 @@ func TestKeptAnswerServesItsRouteAndPortOnly(t *testing.T) {
 	moved := podRoute
 	moved.Addr = netip.MustParseAddr("10.1.9.9")
 	put(server, cache, "def", moved)
-	for range 2 { // the second time there are kept answers
+	for range 2 {
 		require.Equal(t, map[string]any{"dst": "10.1.2.3:9000", "id": "abc"}, at("9000-abc"))
 		require.Equal(t, map[string]any{"dst": "10.1.2.3:9001", "id": "abc"}, at("9001-abc"))
 		require.Equal(t, map[string]any{"dst": "10.1.2.3:8080", "id": "abc"}, at("abc"))
@@ -206,7 +188,7 @@ func TestKeptAnswerServesItsRouteAndPortOnly(t *testing.T) {
 	withToken := headersOf(":authority", "9000-abc."+domain, ":method", "GET", "e2b-traffic-access-token", accessKey(t).Token("abc"))
 	for range 2 {
 		require.Equal(t, map[string]any{"dst": "10.1.9.9:9000", "id": "abc"}, metadata(withToken))
-		require.Equal(t, map[string]any{"reply": "access_denied"}, at("9000-abc"), "the kept answer is for requests with a credential")
+		require.Equal(t, map[string]any{"reply": "access_denied"}, at("9000-abc"), "each request needs a credential")
 	}
 
 	cache.Quiesce("def")
@@ -219,8 +201,8 @@ func TestKeptAnswerServesItsRouteAndPortOnly(t *testing.T) {
 	require.Equal(t, map[string]any{"reply": "router_not_ready"}, at("9000-abc"))
 }
 
-// What an answer takes from the request itself is never kept.
-func TestAnswersOfOneRequestAreNotKept(t *testing.T) {
+// The memory of a call is used again, and nothing of an earlier answer is in the next one.
+func TestAnswerHasNothingOfAnotherRequest(t *testing.T) {
 	server, cache := hitServer(t, func(o *Options) { o.Hosts.Paths = true })
 	masked := podRoute
 	masked.Terms = &routecache.Terms{MaskHost: "localhost:${PORT}"}
@@ -228,10 +210,10 @@ func TestAnswersOfOneRequestAreNotKept(t *testing.T) {
 	put(server, cache, "def", masked)
 	set := func(m *extprocv3.ProcessingRequest) map[string]string {
 		t.Helper()
-		s := streamOf(t, m)
-		require.NoError(t, server.process(s))
+		answer, err := server.ask(encoded(t, m))
+		require.NoError(t, err)
 		headers := map[string]string{}
-		for _, h := range s.answer(t).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders() {
+		for _, h := range decoded(t, answer).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders() {
 			headers[h.GetHeader().GetKey()] = string(h.GetHeader().GetRawValue())
 		}
 		return headers
@@ -247,10 +229,9 @@ func TestAnswersOfOneRequestAreNotKept(t *testing.T) {
 	}
 }
 
-// After Barrier has called its function, Envoy gets no answer that names the released sandbox, although an
-// answer for it is kept.
+// After Barrier has called its function, Envoy gets no answer that names the released sandbox.
 // Invariant: I2
-func TestNoKeptAnswerFollowsAnAcknowledgedRelease(t *testing.T) {
+func TestNoAdmissionFollowsAnAcknowledgedRelease(t *testing.T) {
 	server, cache := hitServer(t, nil)
 	server.calls.New = func() any { return &call{server: server} }
 	const rounds, clients = 30, 4
@@ -261,7 +242,7 @@ func TestNoKeptAnswerFollowsAnAcknowledgedRelease(t *testing.T) {
 		results := make(chan error, clients)
 		asked := make(chan struct{}, clients)
 		for range clients {
-			s := streamOf(t, fromEnvoy("9000-"+id+"."+domain))
+			message := encoded(t, fromEnvoy("9000-"+id+"."+domain))
 			go func() {
 				for {
 					over := false
@@ -270,9 +251,8 @@ func TestNoKeptAnswerFollowsAnAcknowledgedRelease(t *testing.T) {
 						over = true
 					default:
 					}
-					s.again()
-					_ = server.process(s)
-					admitted := bytes.Contains(s.sent, []byte("10.1.2.3"))
+					answer, _ := server.ask(message)
+					admitted := bytes.Contains(answer, []byte("10.1.2.3"))
 					switch {
 					case over && admitted:
 						results <- fmt.Errorf("%s is admitted after the acknowledgement", id)

@@ -30,13 +30,9 @@ type asker struct{ server *Server }
 // writes to the log.
 func (h asker) Now(message []byte) (h2.Reply, bool) {
 	c := h.server.newCall()
-	if c.message.Read(message) == nil && c.message.Other == "" {
-		c.request = readHeaders(c.message.Headers)
-		if target, refusal := h.server.decider.target(&c.request); refusal == nil {
-			if a := h.server.decider.admitAtOnce(&c.request, target); a.use != nil {
-				answer, err := c.admit(a)
-				return c.replyAdmitted(answer, err), true
-			}
+	if c.message.Read(message) == nil {
+		if answer, ok := c.admitAtOnce(); ok {
+			return h2.Reply{Message: answer, Open: c}, true
 		}
 	}
 	c.free()
@@ -54,27 +50,16 @@ func (h asker) Later(ctx context.Context, message []byte, send func([]byte) erro
 		defer c.free()
 		return h2.Reply{Status: codes.InvalidArgument, Text: c.wrongMessage()}
 	}
-	c.request = readHeaders(c.message.Headers)
-	answer, admitted, err := c.decide(ctx, h.server.holderOf(func(a *wire.Answer) error { return send(a.Bytes()) }))
+	answer, admitted, err := c.decide(ctx, h.server.holderOf(func(a wire.Answer) error { return send(a) }))
 	switch {
 	case admitted:
-		return c.replyAdmitted(answer, err)
+		return h2.Reply{Message: answer, Open: c}
 	case err != nil:
 		c.free()
 		return h2.Reply{Status: codes.Internal, Text: err.Error()}
 	}
 	c.free()
-	return h2.Reply{Message: answer.Bytes()}
-}
-
-// replyAdmitted is the reply for an admitted request. An answer that cannot be encoded is not sent, so
-// nothing remains to be read.
-func (c *call) replyAdmitted(answer *wire.Answer, err error) h2.Reply {
-	if err != nil {
-		c.Ended(true)
-		return h2.Reply{Status: codes.Internal, Text: err.Error()}
-	}
-	return h2.Reply{Message: answer.Bytes(), Open: c}
+	return h2.Reply{Message: answer}
 }
 
 // healthCheck answers Check of grpc.health.v1.

@@ -10,59 +10,42 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc/wire"
 )
 
-// answer returns the message that lets the request through. An answer that depends on nothing but the
-// route and the port is made once for them.
-func (a *admission) answer() (*wire.Answer, error) {
-	if a.path != "" || a.host != "" || a.replies == nil {
-		return wire.NewAnswer(admitted(a))
-	}
-	answer := a.replies.Get(a.dst.Port())
-	if answer != nil {
-		return answer, nil
-	}
-	answer, err := wire.NewAnswer(admitted(a))
-	if err == nil {
-		a.replies.Add(a.dst.Port(), answer)
-	}
-	return answer, err
-}
-
-// admitted is the answer that tells Envoy where the request goes. It changes nothing in the
+// appendAnswer appends the answer that tells Envoy where the request goes. It changes nothing in the
 // request but the path, where that named the sandbox, and the host, where the claim masks it.
-func admitted(a *admission) *extprocv3.ProcessingResponse {
-	headers := &extprocv3.HeadersResponse{}
-	var set []*corev3.HeaderValueOption
+func (a *admission) appendAnswer(b wire.Answer) wire.Answer {
+	var dst [maxDestination]byte
+	var id [sandboxid.MaxKeyLen]byte
+	fields := [3]wire.Field{
+		{Name: envoy.MetadataDst, Value: envoy.AppendDestination(dst[:0], a.dst)},
+		{Name: envoy.MetadataID, Value: a.id.AppendTo(id[:0])},
+	}
+	var set [3]wire.SetHeader
+	n, headers := 2, 0
 	if a.path != "" {
-		set = append(set, setHeader(":path", a.path))
+		set[0], headers = wire.SetHeader{Name: ":path", Value: a.path}, 1
 	}
 	if a.host != "" {
-		original := setHeader("x-forwarded-host", a.asked)
-		original.AppendAction = corev3.HeaderValueOption_ADD_IF_ABSENT // a trusted proxy knows better
-		set = append(set, setHeader(":authority", a.host), original)
-	}
-	if set != nil {
-		headers.Response = &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{SetHeaders: set}}
-	}
-	fields := map[string]*structpb.Value{
-		envoy.MetadataDst: structpb.NewStringValue(envoy.Destination(a.dst)),
-		envoy.MetadataID:  structpb.NewStringValue(a.id.String()),
+		set[headers] = wire.SetHeader{Name: ":authority", Value: a.host}
+		// A trusted proxy knows better.
+		set[headers+1] = wire.SetHeader{Name: "x-forwarded-host", Value: a.asked, IfAbsent: true}
+		headers += 2
 	}
 	if a.tls { // Envoy chooses the cluster again, by the metadata
-		fields[envoy.MetadataTLS] = structpb.NewStringValue("yes")
-		if headers.Response == nil {
-			headers.Response = &extprocv3.CommonResponse{}
-		}
-		headers.Response.ClearRouteCache = true
+		fields[n], n = wire.Field{Name: envoy.MetadataTLS, Value: []byte("yes")}, n+1
 	}
-	return &extprocv3.ProcessingResponse{
-		Response:        &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: headers},
-		DynamicMetadata: metadata(fields),
+	answer := wire.Admission{
+		Set: set[:headers], ClearRoute: a.tls, Namespace: envoy.MetadataNamespace, Fields: fields[:n],
 	}
+	return answer.AppendTo(b)
 }
+
+// maxDestination is the length of the longest address and port: IPv6 without abbreviation.
+const maxDestination = len("[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535")
 
 // linkReason marks the answer to a link.
 const linkReason = "link"

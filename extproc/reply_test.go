@@ -12,6 +12,12 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
+// admitted is the answer that lets a request through.
+func admitted(tb testing.TB, a *admission) *extprocv3.ProcessingResponse {
+	tb.Helper()
+	return decoded(tb, a.appendAnswer(nil))
+}
+
 func headersSet(r *extprocv3.ImmediateResponse) map[string]string {
 	headers := map[string]string{}
 	for _, h := range r.GetHeaders().GetSetHeaders() {
@@ -149,8 +155,8 @@ func TestClientKinds(t *testing.T) {
 
 func TestOnlyAPathThatNamedTheSandboxIsChanged(t *testing.T) {
 	dst := netip.MustParseAddrPort("10.1.2.3:80")
-	require.Empty(t, admitted(&admission{id: key("abc"), dst: dst}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders())
-	set := admitted(&admission{id: key("abc"), dst: dst, path: "/x?y"}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders()
+	require.Empty(t, admitted(t, &admission{id: key("abc"), dst: dst}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders())
+	set := admitted(t, &admission{id: key("abc"), dst: dst, path: "/x?y"}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders()
 	require.Len(t, set, 1)
 	require.Equal(t, ":path", set[0].GetHeader().GetKey())
 	require.Equal(t, "/x?y", string(set[0].GetHeader().GetRawValue()))

@@ -203,12 +203,16 @@ func (s *Server) Stop(ctx context.Context) {
 	}
 }
 
+// maxKeptAnswer bounds the buffer that a call keeps for the next one. An answer with a path may have 64 KB.
+const maxKeptAnswer = 1 << 10
+
 // call is the memory of one call of ext_proc. It is used again for another one.
 type call struct {
 	server    *Server
 	message   wire.Request
 	request   request // views into message
 	admission admission
+	answer    wire.Answer // of the admission
 }
 
 func (s *Server) newCall() *call { return s.calls.Get().(*call) }
@@ -217,6 +221,9 @@ func (s *Server) newCall() *call { return s.calls.Get().(*call) }
 func (c *call) free() {
 	c.message.Reset()
 	c.request, c.admission = request{}, admission{}
+	if cap(c.answer) > maxKeptAnswer {
+		c.answer = nil
+	}
 	c.server.calls.Put(c)
 }
 
@@ -234,32 +241,47 @@ func (c *call) wrongMessage() string {
 	return fmt.Sprintf("expected request headers, got %s: check the processing mode in Envoy's configuration", c.message.Other)
 }
 
-// decide decides about the request, which may wait until ctx ends. It returns the answer. If the request
-// is admitted, Envoy may read the answer until the stream ends, and Ended must be called then.
-func (c *call) decide(ctx context.Context, hold holder) (answer *wire.Answer, admitted bool, err error) {
+// admitAtOnce admits the request if that needs no wait, and returns the answer. See admit.
+func (c *call) admitAtOnce() (answer wire.Answer, ok bool) {
+	if c.message.Other != "" {
+		return nil, false
+	}
+	c.request = readHeaders(c.message.Headers)
+	a, ok := c.server.decider.admitAtOnce(&c.request)
+	if !ok {
+		return nil, false
+	}
+	return c.admit(a), true
+}
+
+// decide decides about the request, which may wait until ctx ends. It returns the answer, and whether the
+// request is admitted. See admit.
+func (c *call) decide(ctx context.Context, hold holder) (answer wire.Answer, admitted bool, err error) {
 	s, r := c.server, &c.request
+	c.request = readHeaders(c.message.Headers)
 	admission, refusal := s.decider.decide(ctx, r, hold)
 	if refusal != nil {
 		refusal.RequestID = string(r.requestID)
 		s.metrics.requests.WithLabelValues(string(refusal.Reason)).Inc()
 		s.logRefusal(refusal)
-		answer, err = wire.NewAnswer(refused(refusal, r.client(), s.decider.o.E2BStatuses))
+		answer, err = wire.Encode(refused(refusal, r.client(), s.decider.o.E2BStatuses))
 		return answer, false, err
 	}
 	if admission.redirect != nil {
 		s.metrics.requests.WithLabelValues(linkReason).Inc()
-		answer, err = wire.NewAnswer(redirected(admission.redirect))
+		answer, err = wire.Encode(redirected(admission.redirect))
 		return answer, false, err
 	}
-	answer, err = c.admit(admission)
-	return answer, true, err
+	return c.admit(admission), true, nil
 }
 
-// admit counts an admission and returns its answer.
-func (c *call) admit(a admission) (*wire.Answer, error) {
+// admit counts an admission and returns its answer, which is valid until the call ends. Envoy may read it
+// until the stream ends, and Ended must be called then.
+func (c *call) admit(a admission) wire.Answer {
 	c.admission = a
 	c.server.metrics.admitted.Inc()
-	return c.admission.answer()
+	c.answer = c.admission.appendAnswer(c.answer[:0])
+	return c.answer
 }
 
 const (
@@ -271,7 +293,7 @@ const (
 )
 
 // holderOf returns how a request is held whose messages to Envoy go through send.
-func (s *Server) holderOf(send func(*wire.Answer) error) holder {
+func (s *Server) holderOf(send func(wire.Answer) error) holder {
 	return func(d time.Duration) (release func(), ok bool) {
 		if d <= 0 || d > maxHold {
 			return nil, false
@@ -280,7 +302,7 @@ func (s *Server) holderOf(send func(*wire.Answer) error) holder {
 			return nil, false
 		}
 		// A message that sets only the timeout is no answer. Envoy accepts one per request.
-		more, err := wire.NewAnswer(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + envoy.MessageTimeout)})
+		more, err := wire.Encode(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d + envoy.MessageTimeout)})
 		if err == nil {
 			err = send(more)
 		}

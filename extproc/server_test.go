@@ -262,8 +262,8 @@ type held struct {
 	let   chan struct{}
 }
 
-func (h held) Find(sandboxid.Key) (routecache.Route, *wire.Answers, bool) {
-	return routecache.Route{}, nil, false
+func (h held) Find(sandboxid.Key) (routecache.Route, bool) {
+	return routecache.Route{}, false
 }
 
 func (h held) Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answer, error) {

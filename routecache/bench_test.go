@@ -9,13 +9,10 @@ import (
 	"testing"
 	"time"
 
-	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/berth-sandbox/berth/api/sandboxid"
-	"github.com/berth-sandbox/berth/extproc/wire"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -98,7 +95,7 @@ func BenchmarkHit(b *testing.B) {
 		{"find_and_holds", func() {
 			for i := range perRound {
 				id := keys[i%benchIDs]
-				if r, _, ok := cache.Find(id); !ok || !cache.Holds(id, r) {
+				if r, ok := cache.Find(id); !ok || !cache.Holds(id, r) {
 					b.Fatal("not found")
 				}
 			}
@@ -159,7 +156,7 @@ func median(all []float64) float64 {
 }
 
 // BenchmarkMemory reports the memory of 100,000 routes, including their IDs and the free room
-// of the tables. "active" has the encoded answer of one port, which a route gets with its second request.
+// of the tables.
 func BenchmarkMemory(b *testing.B) {
 	const routes = 100_000
 	ports := routecache.NewPorts([]uint16{80, 443, 8080})
@@ -172,17 +169,6 @@ func BenchmarkMemory(b *testing.B) {
 				Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), DefaultPort: 8080,
 				Ports: routecache.NewPorts(ports.List()), // as decoded from the stream: a copy for each
 			})
-		},
-		"active": func(c *routecache.Cache, i int) {
-			id := fmt.Sprintf("%020d", i)
-			c.Put(id, routecache.Route{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), DefaultPort: 8080})
-			_, replies, _ := c.Find(key(id))
-			answer, _ := wire.NewAnswer(&extprocv3.ProcessingResponse{DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
-				"berth": structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
-					"dst": structpb.NewStringValue("10.100.200.100:8080"), "id": structpb.NewStringValue(id),
-				}}),
-			}}})
-			replies.Add(8080, answer)
 		},
 		"tombstone": func(c *routecache.Cache, i int) { c.Release(fmt.Sprintf("%020d", i), routecache.End{}) },
 	} {

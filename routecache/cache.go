@@ -10,7 +10,6 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"github.com/berth-sandbox/berth/api/sandboxid"
-	"github.com/berth-sandbox/berth/extproc/wire"
 )
 
 // Options configure a Cache.
@@ -40,7 +39,7 @@ type Cache struct {
 	maxQuestions int
 
 	mu         sync.Mutex
-	routes     *simplelru.LRU[sandboxid.Key, *stored]
+	routes     *simplelru.LRU[sandboxid.Key, *Route]
 	negative   *simplelru.LRU[sandboxid.Key, negative]
 	tombstones *simplelru.LRU[sandboxid.Key, End]
 	questions  map[sandboxid.Key]*question
@@ -50,12 +49,6 @@ type Cache struct {
 	// stale: Holds has found that freshUntil is over, so that Find need not read the clock.
 	stale bool
 	stats Stats
-}
-
-// stored is one route that is known. The route never changes, so replies that were made from it stay true.
-type stored struct {
-	Route
-	replies wire.Answers
 }
 
 // question is one open question about an ID, shared by all Lookups of that ID.
@@ -100,27 +93,27 @@ func New(o Options) (*Cache, error) {
 		questions: map[sandboxid.Key]*question{}, awaited: map[sandboxid.Key]*awaited{}, quiesced: map[sandboxid.Key]struct{}{},
 	}
 	size := cmp.Or(o.Size, 100_000)
-	c.routes, _ = simplelru.NewLRU[sandboxid.Key, *stored](size, nil) // fails only for a size below 1
+	c.routes, _ = simplelru.NewLRU[sandboxid.Key, *Route](size, nil) // fails only for a size below 1
 	c.negative, _ = simplelru.NewLRU[sandboxid.Key, negative](size, nil)
 	c.tombstones, _ = simplelru.NewLRU[sandboxid.Key, End](size, nil)
 	return c, nil
 }
 
 // Find returns the route of id if the cache has one, without asking the allocator and without reading the
-// clock. The route may be stale, so a caller must check Holds before it uses the route. replies are kept as
-// long as the route, for answers that are made from this route and from no other. Find does not allocate.
-func (c *Cache) Find(id sandboxid.Key) (route Route, replies *wire.Answers, ok bool) {
+// clock. The route may be stale, so a caller must check Holds before it uses the route. Find does not
+// allocate.
+func (c *Cache) Find(id sandboxid.Key) (route Route, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stale || c.isQuiesced(id) {
-		return Route{}, nil, false
+		return Route{}, false
 	}
 	r, ok := c.routes.Get(id)
 	if !ok {
-		return Route{}, nil, false
+		return Route{}, false
 	}
 	c.stats.Hits++
-	return r.Route, &r.replies, true
+	return *r, true
 }
 
 // Lookup answers where id is. It asks the allocator when the cache does not know, and
@@ -133,7 +126,7 @@ func (c *Cache) Lookup(ctx context.Context, id sandboxid.Key) (Answer, error) {
 	c.mu.Lock()
 	if r := c.servable(id, c.now()); r != nil {
 		c.mu.Unlock()
-		return Answer{Status: Routable, Route: r.Route}, nil
+		return Answer{Status: Routable, Route: *r}, nil
 	}
 	return c.lookupOrAsk(ctx, id)
 }
@@ -197,7 +190,7 @@ func (c *Cache) Holds(id sandboxid.Key, r Route) bool {
 		return false
 	}
 	stored, ok := c.routes.Peek(id)
-	if !ok || stored.Route != r {
+	if !ok || *stored != r {
 		return false
 	}
 	c.stale = c.now() >= c.freshUntil
@@ -223,7 +216,7 @@ func (c *Cache) questionFor(id sandboxid.Key) (q *question, opened bool, err err
 //
 // An ID never has a route and a tombstone at the same time (see set), so a found route
 // needs no check for a tombstone.
-func (c *Cache) servable(id sandboxid.Key, now time.Duration) *stored {
+func (c *Cache) servable(id sandboxid.Key, now time.Duration) *Route {
 	if now >= c.freshUntil || c.isQuiesced(id) {
 		return nil
 	}
@@ -245,7 +238,7 @@ func (c *Cache) lookup(id sandboxid.Key) (a Answer, known bool, err error) {
 		return Answer{Status: Quiesced}, true, nil
 	}
 	if r := c.servable(id, now); r != nil {
-		return Answer{Status: Routable, Route: r.Route}, true, nil
+		return Answer{Status: Routable, Route: *r}, true, nil
 	}
 	if n, ok := c.negative.Peek(id); ok {
 		if now < n.until {
@@ -335,7 +328,8 @@ func (c *Cache) set(id sandboxid.Key, a Answer) {
 	switch a.Status {
 	case Routable:
 		c.negative.Remove(id)
-		if c.routes.Add(id, &stored{Route: a.Route}) {
+		route := a.Route // not the whole answer stays in memory
+		if c.routes.Add(id, &route) {
 			c.stats.Evictions++
 		}
 	case Gone:
@@ -377,7 +371,7 @@ func (c *Cache) Dump() []Entry {
 	entries := make([]Entry, 0, c.routes.Len())
 	for _, id := range c.routes.Keys() {
 		if r, ok := c.routes.Peek(id); ok {
-			entries = append(entries, Entry{ID: id.String(), Route: r.Route})
+			entries = append(entries, Entry{ID: id.String(), Route: *r})
 		}
 	}
 	return entries

@@ -173,7 +173,7 @@ func ExampleCache_Dump() {
 func ExampleCache_Stats() {
 	c := example(nil)
 	c.Put("a", pod)
-	_, _, _ = c.Find(key("a"))
+	_, _ = c.Find(key("a"))
 	_, _ = c.Lookup(context.Background(), key("a")) // the same request
 	_, _ = c.Lookup(context.Background(), key("b"))
 	s := c.Stats()

@@ -49,7 +49,10 @@ func MustKey(id string) Key {
 }
 
 // String returns the ID.
-func (k Key) String() string {
+func (k Key) String() string { return string(k.AppendTo(nil)) }
+
+// AppendTo appends the ID.
+func (k Key) AppendTo(b []byte) []byte {
 	var id [MaxKeyLen]byte
 	at := len(id)
 	for _, word := range [...]uint64{k.low, k.high} {
@@ -58,5 +61,5 @@ func (k Key) String() string {
 			id[at] = alphabet[word%base-1]
 		}
 	}
-	return string(id[at:])
+	return append(b, id[at:]...)
 }

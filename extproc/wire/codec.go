@@ -1,6 +1,8 @@
 package wire
 
 import (
+	"bytes"
+
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
@@ -15,8 +17,8 @@ func (Codec) Name() string { return proto.Name }
 
 // Marshal implements encoding.CodecV2.
 func (Codec) Marshal(v any) (mem.BufferSlice, error) {
-	if a, ok := v.(*Answer); ok {
-		return a.message, nil
+	if a, ok := v.(Answer); ok {
+		return mem.BufferSlice{mem.SliceBuffer(bytes.Clone(a))}, nil // gRPC may write it later
 	}
 	return encoding.GetCodecV2(proto.Name).Marshal(v)
 }

@@ -1,4 +1,4 @@
-// Package wire reads and writes ext_proc's messages on grpc-go without an allocation of its own for the
+// Package wire reads and writes ext_proc's messages without an allocation of its own for the
 // messages that an Envoy sends which package envoy has configured.
 //
 // # Guarantees
@@ -7,11 +7,9 @@
 //     every byte it understands. All others, and all that are invalid, are left to the generated types.
 //   - Keys and values of a Request are views into a buffer of this Request. They are valid until it reads
 //     the next message. Who keeps one longer must copy it.
-//   - An Answer is immutable. It may be sent on any number of streams, also at the same time.
-//   - Answers never returns an Answer that was added for another port.
+//   - An encoded Admission is the message that the generated types would have written.
 //
 // # What breaks them
 //
-// A version of grpc-go that writes into the buffers that a codec has returned, or a field that changes
-// the meaning of those that the quick reader knows.
+// A field that changes the meaning of those that the quick reader knows.
 package wire

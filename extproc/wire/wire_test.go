@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
@@ -32,17 +33,6 @@ func fromEnvoy() *extprocv3.ProcessingRequest {
 		MetadataContext: &corev3.Metadata{},
 		ProtocolConfig:  &extprocv3.ProtocolConfiguration{ResponseBodyMode: extprocfilterv3.ProcessingMode_STREAMED},
 	}
-}
-
-func TestOnePortTakesOnePlaceOfTheAnswers(t *testing.T) {
-	var all Answers
-	first, second := &Answer{}, &Answer{}
-	for range maxAnswers {
-		all.Add(8080, first)
-	}
-	all.Add(9090, second)
-	require.Same(t, first, all.Get(8080))
-	require.Same(t, second, all.Get(9090))
 }
 
 func encode(tb testing.TB, m proto.Message) []byte {
@@ -188,40 +178,79 @@ func TestOtherMessagesAreLeftToGRPC(t *testing.T) {
 	require.True(t, proto.Equal(want, got))
 }
 
-func answer(t *testing.T, details string) *Answer {
-	t.Helper()
-	a, err := NewAnswer(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
-		ImmediateResponse: &extprocv3.ImmediateResponse{Details: details},
-	}})
-	require.NoError(t, err)
-	return a
-}
-
 func TestAnswerIsTheMessageItWasMadeOf(t *testing.T) {
-	data, err := Codec{}.Marshal(answer(t, "x"))
+	immediate := func(details string) *extprocv3.ProcessingResponse {
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
+			ImmediateResponse: &extprocv3.ImmediateResponse{Details: details},
+		}}
+	}
+	answer, err := Encode(immediate("x"))
 	require.NoError(t, err)
+	data, err := Codec{}.Marshal(answer)
+	require.NoError(t, err)
+	clear(answer) // gRPC may write the message after its call has ended
 	var m extprocv3.ProcessingResponse
 	require.NoError(t, proto.Unmarshal(data.Materialize(), &m))
 	require.Equal(t, "x", m.GetImmediateResponse().GetDetails())
-	_, err = NewAnswer(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
-		ImmediateResponse: &extprocv3.ImmediateResponse{Details: "\xff"},
-	}})
+	_, err = Encode(immediate("\xff"))
 	require.Error(t, err)
 }
 
-// Invariant: I1
-func TestAnswersBelongToOnePort(t *testing.T) {
-	var a Answers
-	require.Nil(t, a.Get(80))
-	kept := map[uint16]*Answer{}
-	for port := uint16(1); port <= maxAnswers+2; port++ {
-		new := answer(t, "x")
-		a.Add(port, new)
-		if port <= maxAnswers {
-			kept[port] = new
+// generated is an Admission as the generated types have it.
+func generated(a *Admission) *extprocv3.ProcessingResponse {
+	common := &extprocv3.CommonResponse{ClearRouteCache: a.ClearRoute}
+	for _, h := range a.Set {
+		action := corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD
+		if h.IfAbsent {
+			action = corev3.HeaderValueOption_ADD_IF_ABSENT
 		}
+		if common.HeaderMutation == nil {
+			common.HeaderMutation = &extprocv3.HeaderMutation{}
+		}
+		common.HeaderMutation.SetHeaders = append(common.HeaderMutation.SetHeaders, &corev3.HeaderValueOption{
+			Header: &corev3.HeaderValue{Key: h.Name, RawValue: []byte(h.Value)}, AppendAction: action,
+		})
 	}
-	for port := uint16(0); port < 20; port++ {
-		require.Same(t, kept[port], a.Get(port), port)
+	headers := &extprocv3.HeadersResponse{Response: common}
+	if !a.ClearRoute && a.Set == nil {
+		headers.Response = nil
 	}
+	fields := map[string]*structpb.Value{}
+	for _, f := range a.Fields {
+		fields[f.Name] = structpb.NewStringValue(string(f.Value))
+	}
+	return &extprocv3.ProcessingResponse{
+		Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: headers},
+		DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
+			a.Namespace: structpb.NewStructValue(&structpb.Struct{Fields: fields}),
+		}},
+	}
+}
+
+// FuzzAdmission compares an encoded Admission with the generated types.
+func FuzzAdmission(f *testing.F) {
+	f.Add("/x?y", "localhost:8080", "10.1.2.3:8080", "abcdefghijklmnopqrst", true, true)
+	f.Add("", "", "", "", false, false)
+	f.Add("", "", "10.1.2.3:8080", "a", false, true)
+	f.Add("/"+strings.Repeat("x", 1<<16), "\xff", strings.Repeat("d", 127), strings.Repeat("i", 128), false, false)
+	f.Fuzz(func(t *testing.T, path, host, dst, id string, clearRoute, two bool) {
+		if !utf8.ValidString(dst) || !utf8.ValidString(id) {
+			t.Skip("text of metadata is UTF-8")
+		}
+		a := Admission{Namespace: "berth", ClearRoute: clearRoute, Fields: []Field{{"dst", []byte(dst)}}}
+		if two {
+			a.Fields = append(a.Fields, Field{"id", []byte(id)})
+		}
+		if path != "" {
+			a.Set = append(a.Set, SetHeader{Name: ":path", Value: path})
+		}
+		if host != "" {
+			a.Set = append(a.Set, SetHeader{Name: ":authority", Value: host}, SetHeader{"x-forwarded-host", host, true})
+		}
+		b := a.AppendTo(Answer("before"))
+		require.Equal(t, "before", string(b[:6]))
+		var m extprocv3.ProcessingResponse
+		require.NoError(t, proto.Unmarshal(b[6:], &m))
+		require.True(t, proto.Equal(generated(&a), &m), "%v", &m)
+	})
 }
