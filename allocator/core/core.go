@@ -69,6 +69,7 @@ type Core struct {
 	pools       poolTable
 	pods        map[PodKey]*pod
 	nodes       nodeTable
+	lostNodes   []lostNode             // those that became unusable within bindingLag, in that order
 	retirements map[PodKey]*retirement // of idle pods that are there or wait for a fence, or whose fact is not durable yet
 	orphans     []*pod                 // pods marked as used and on no record, to be deleted
 	taints      *taint.Ledger[PodKey]
@@ -269,6 +270,7 @@ func (c *Core) tick() {
 		}
 	}
 	c.retireOrphans()
+	c.forgetLost()
 	c.answer(c.claims.Awaited()...)
 	for _, id := range c.claims.DropKeys(c.now.Boot - c.cfg.KeepKeys) {
 		c.claims.letGo(c.sandboxes.byID[id])

@@ -29,9 +29,9 @@ type pod struct {
 	node     *node
 	phase    podPhase
 	outdated bool // made from an older template
-	// away: its node became unusable after the pod was scheduled. The pool creates another pod
-	// for it. A pod that is scheduled to an unusable node is not away, because its replacement
-	// might be scheduled to the same node.
+	// away: its node became unusable after the creation of the pod was asked for. The pool creates another
+	// pod for it. A pod that was asked for later is not away, because its template chooses such nodes, and
+	// its replacement would be scheduled to the same node.
 	away bool
 	// tainted: requests of an earlier sandbox may have reached it, because it was idle at an
 	// address while that was tainted. It is never handed out, and the pool creates another one.
@@ -55,7 +55,16 @@ type node struct {
 	usable   bool
 	cordoned bool // ready, and not usable because of that alone
 	pods     map[*pod]struct{}
+	// lostAt is when it became unusable, on the boot clock. It is 0 after bindingLag, and if it was not usable in
+	// this term.
+	lostAt time.Duration
 }
+
+// bindingLag is how long after the loss of a node the watch may still show bindings to it.
+const bindingLag = time.Minute
+
+// strayed reports whether the creation of the pod was asked for before its node became unusable.
+func (p *pod) strayed() bool { return !p.node.usable && p.askedAt != 0 && p.askedAt < p.node.lostAt }
 
 // stranded reports whether the pod is idle and the pool creates another pod for it.
 func (p *pod) stranded() bool { return p.phase == podPending && (p.away || p.tainted) }
@@ -105,7 +114,7 @@ func (p *pod) waits(now time.Duration) {
 	}
 }
 
-// nodeTable has the nodes that are usable or that pods name.
+// nodeTable has the nodes that are usable, that pods name, or that were usable a short while ago.
 type nodeTable map[string]*node
 
 // of returns the node of that name, and creates an entry if there is none.
@@ -127,9 +136,9 @@ func (t nodeTable) leave(p *pod) {
 	t.prune(p.node)
 }
 
-// prune drops a node that has no pods and is not ready.
+// prune drops a node that has no pods, is not ready, and gets none any more.
 func (t nodeTable) prune(n *node) {
-	if len(n.pods) == 0 && !n.usable && !n.cordoned {
+	if len(n.pods) == 0 && !n.usable && !n.cordoned && n.lostAt == 0 {
 		delete(t, n.name)
 	}
 }
@@ -139,7 +148,11 @@ func (c *Core) nodeSeen(ev NodeSeen) {
 	n.cordoned = ev.Cordoned
 	if n.usable != ev.Usable {
 		there := sortedPods(n.pods)
-		n.usable = ev.Usable
+		n.usable, n.lostAt = ev.Usable, 0
+		if !ev.Usable {
+			n.lostAt = c.now.Boot
+			c.lostNodes = append(c.lostNodes, lostNode{n, n.lostAt})
+		}
 		for _, p := range there {
 			p.recount(func() { p.away = !n.usable })
 			p.unreadySince = 0
@@ -150,6 +163,24 @@ func (c *Core) nodeSeen(ev NodeSeen) {
 		}
 	}
 	c.nodes.prune(n)
+}
+
+// lostNode is a node that became unusable then.
+type lostNode struct {
+	*node
+	at time.Duration
+}
+
+// forgetLost ends the time in which bindings to lost nodes are expected.
+func (c *Core) forgetLost() {
+	for len(c.lostNodes) > 0 && c.now.Boot-c.lostNodes[0].at >= bindingLag {
+		n := c.lostNodes[0]
+		c.lostNodes = c.lostNodes[1:]
+		if n.lostAt == n.at { // else it has returned meanwhile
+			n.lostAt = 0
+			c.nodes.prune(n.node)
+		}
+	}
 }
 
 // sortedPods lists pods by UID, so that the same events have the same effects.
@@ -176,7 +207,7 @@ func (c *Core) podSeen(seen Pod) {
 		p = &pod{pool: pool, seen: seen, askedAt: pool.creating[seen.Key.Name], outdated: pool.known && seen.Template != pool.Template, addr: &taint.Pod[PodKey]{Key: seen.Key}}
 		pool.made(seen.Key.Name)
 		c.nodes.join(p, seen.Node)
-		p.away = c.recovering && seen.Node != "" && !p.node.usable
+		p.away = c.recovering && seen.Node != "" && !p.node.usable || p.strayed()
 		c.pods[seen.Key] = p
 		pool.pods[p] = struct{}{}
 		pool.count(p, +1)
@@ -192,6 +223,7 @@ func (c *Core) podSeen(seen Pod) {
 	if p.seen.Node != seen.Node { // it was scheduled
 		c.nodes.leave(p)
 		c.nodes.join(p, seen.Node)
+		p.recount(func() { p.away = p.strayed() })
 	}
 	p.seen = seen
 	p.waits(c.now.Boot)
@@ -228,6 +260,12 @@ func (c *Core) consider(p *pod) {
 			c.retire(p)
 		case seen.Pool == "" && !p.tainted:
 			// The next leader cannot find it without an owner.
+			c.retire(p)
+		case seen.Used && p.askedAt != 0 && p.warmAt == 0 && !p.stranded():
+			// Admission has changed it when this leader created it. Others would be changed too.
+			const why = "an admission webhook or policy has changed its label berth.sh/phase or its host network"
+			p.endedEarly(c.now, PodFailed, why)
+			c.recordFailure(p, PodFailed, why)
 			c.retire(p)
 		case seen.Used:
 			c.emit(Repaired{Pod: seen.Key, What: "a pod of this pool is marked as used, and no record says by whom: it will be deleted"})

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -406,4 +407,50 @@ func TestNoClaimedPodIsEverDeleted(t *testing.T) {
 		t.Errorf("%d claims and %d deletions in %d rounds", claimed, deleted, *rounds)
 	}
 	t.Logf("%d rounds: %d claims, %d deletions", *rounds, claimed, deleted)
+}
+
+func TestPodBoundToALostNodeHoldsNoSurge(t *testing.T) {
+	s := newSim(t)
+	p := specA(2)
+	p.MaxSurge = 1
+	s.recover([]Pool{p}, nil)
+	first := s.names()
+	s.now.Boot += time.Second
+	s.step(NodeSeen{Name: "n1"})
+	s.step(PodSeen{with(warmPod(first[0]), func(p *Pod) { p.Ready, p.Node = false, "" })})
+	none[CreatePod](s)
+	s.step(PodSeen{with(warmPod(first[0]), unready)}) // it was bound before, and the watch shows it now
+	second := s.names()
+	if len(second) != 1 {
+		t.Fatalf("made %v", second)
+	}
+	// Its replacement tolerates the node: another one would be bound there too.
+	s.step(PodSeen{with(warmPod(second[0]), unready)})
+	s.pass(10 * bindingLag)
+	none[CreatePod](s)
+	if n := len(s.core.nodes); n != 1 || len(s.core.lostNodes) != 0 {
+		t.Errorf("%d nodes, %d lost ones", n, len(s.core.lostNodes))
+	}
+	for _, name := range []string{first[0], second[0]} {
+		s.step(PodGone{key(name)})
+	}
+	if n := len(s.core.nodes); n != 0 {
+		t.Errorf("%d nodes are kept", n)
+	}
+}
+
+func TestPodChangedByAdmissionIsReplacedAfterAPause(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, nil)
+	name := s.names()[0]
+	s.step(PodSeen{with(warmPod(name), func(p *Pod) { p.Used = true })})
+	none[CreatePod](s)
+	if d := one[DeletePod](s); d.Pod != key(name) {
+		t.Errorf("deleted %+v", d)
+	}
+	if got := one[IdlePodFailed](s).Failure; got.Reason != PodFailed || !strings.Contains(got.Why, "admission") {
+		t.Errorf("%+v", got)
+	}
+	s.pass(firstEndPause)
+	one[CreatePod](s)
 }
