@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"go.uber.org/zap/zaptest"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -139,6 +141,41 @@ func (f *fixture) remove(name string) {
 	require.NoError(f, f.clients.Kubernetes.CoreV1().Pods("default").Delete(f.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &zero}))
 }
 
+// in is f for a subtest.
+func (f *fixture) in(t *testing.T) *fixture {
+	g := *f
+	g.T = t
+	return &g
+}
+
+// removeAtAdmission has the API server remove a field of each pod of that name.
+func (f *fixture) removeAtAdmission(pod, path string) {
+	f.Helper()
+	api := f.clients.Kubernetes.AdmissionregistrationV1()
+	_, err := api.MutatingAdmissionPolicies().Create(f.Context(), &admissionv1.MutatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: pod},
+		Spec: admissionv1.MutatingAdmissionPolicySpec{
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
+				ResourceNames: []string{pod},
+				RuleWithOperations: admissionv1.RuleWithOperations{
+					Operations: []admissionv1.OperationType{admissionv1.Create},
+					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
+				},
+			}}},
+			Mutations: []admissionv1.Mutation{{
+				PatchType: admissionv1.PatchTypeJSONPatch,
+				JSONPatch: &admissionv1.JSONPatch{Expression: fmt.Sprintf("[JSONPatch{op: 'remove', path: '%s'}]", path)},
+			}},
+			ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(f, err)
+	_, err = api.MutatingAdmissionPolicyBindings().Create(f.Context(), &admissionv1.MutatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: pod}, Spec: admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: pod},
+	}, metav1.CreateOptions{})
+	require.NoError(f, err)
+}
+
 func TestWriter(t *testing.T) {
 	f := setUp(t)
 
@@ -176,6 +213,30 @@ func TestWriter(t *testing.T) {
 		err := f.writer.Create(t.Context(), bad, core.CreatePod{Pool: pool, Name: "bad"})
 		require.ErrorContains(t, err, "spec.containers[0].name")
 		require.Equal(t, []core.Event{core.CreateFailed{Pool: pool, Name: "bad"}}, f.sink.take())
+	})
+
+	t.Run("a pod whose marks admission removes is deleted", func(t *testing.T) {
+		f := f.in(t)
+		pool := core.PoolKey{Namespace: "default", Name: "pool"}
+		for name, c := range map[string]struct{ path, says string }{
+			"no-owner": {"/metadata/ownerReferences", "owner reference"},
+			"no-phase": {"/metadata/labels/berth.sh~1phase", "berth.sh/phase"},
+		} {
+			f.removeAtAdmission(name, c.path)
+			var err error
+			require.Eventually(t, func() bool {
+				f.sink.take()
+				if err = f.writer.Create(t.Context(), f.pool, core.CreatePod{Pool: pool, Name: name}); err == nil {
+					f.remove(name) // the API server has not watched the policy yet
+				}
+				return err != nil
+			}, time.Minute, 10*time.Millisecond)
+			require.ErrorContains(t, err, "an admission webhook or policy has removed")
+			require.ErrorContains(t, err, c.says)
+			require.Equal(t, []core.Event{core.CreateFailed{Pool: pool, Name: name}}, f.sink.take())
+			_, err = f.clients.Kubernetes.CoreV1().Pods("default").Get(t.Context(), name, metav1.GetOptions{})
+			require.True(t, apierrors.IsNotFound(err), "%v", err)
+		}
 	})
 
 	t.Run("a pod that an earlier attempt created is found", func(t *testing.T) {

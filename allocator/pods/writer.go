@@ -73,7 +73,10 @@ func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.
 	defer cancel()
 	p, err := w.o.Clients.Kubernetes.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name, w.o.Settings), metav1.CreateOptions{})
 	failed := core.CreateFailed{Pool: e.Pool, Name: e.Name}
-	if apierrors.IsAlreadyExists(err) {
+	switch {
+	case err == nil:
+		err = w.refuseChanged(call, pool, p)
+	case apierrors.IsAlreadyExists(err):
 		if p, err = w.o.Clients.Kubernetes.CoreV1().Pods(pool.Namespace).Get(call, e.Name, metav1.GetOptions{}); err == nil && !metav1.IsControlledBy(p, pool) {
 			failed.Taken, err = true, errors.New("another pod has the name")
 		}
@@ -85,6 +88,28 @@ func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.
 	}
 	w.o.Submit(core.PodSeen{Pod: observe(p, w.o.Log)})
 	return nil
+}
+
+// refuseChanged deletes a new pod that admission has changed so that no leader would find it in its pool, or would
+// hand it out. It returns an error for such a pod.
+func (w *Writer) refuseChanged(ctx context.Context, pool *v1alpha1.SandboxPool, p *corev1.Pod) error {
+	var changed string
+	switch {
+	case !metav1.IsControlledBy(p, pool):
+		changed = "its owner reference"
+	case p.Labels[v1alpha1.LabelPhase] == "":
+		changed = "the label " + v1alpha1.LabelPhase
+	default:
+		return nil
+	}
+	err := fmt.Errorf("an admission webhook or policy has removed %s; exempt the pods of the namespace from it", changed)
+	uid := p.UID
+	if failed := w.o.Clients.Kubernetes.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: new(int64), Preconditions: &metav1.Preconditions{UID: &uid},
+	}); failed != nil && !apierrors.IsNotFound(failed) {
+		return errors.Join(err, fmt.Errorf("the pod stays: %w", failed))
+	}
+	return err
 }
 
 // read reads a pod from the API server's store. gone is true when no pod with that UID exists.
