@@ -210,6 +210,7 @@ func TestPoolOfFailingPodsSaysWhyAndWaits(t *testing.T) {
 
 func TestBadClaimsAreRefused(t *testing.T) {
 	e := start(t, 1)
+	namespace := e.site.namespace()
 	for _, c := range []struct {
 		body   string
 		code   int
@@ -219,6 +220,10 @@ func TestBadClaimsAreRefused(t *testing.T) {
 		{`{`, 400, "bad_request", "JSON"},
 		{`{}`, 400, "bad_request", "templateID"},
 		{`{"templateID":"nosuch"}`, 404, "pool_not_found", "nosuch"},
+		{`{"templateID":"nosuch/` + e.pool + `"}`, 404, "pool_not_found", "nosuch/" + e.pool},
+		{`{"templateID":"/` + e.pool + `"}`, 404, "pool_not_found", e.pool},
+		{`{"templateID":"` + namespace + `/"}`, 404, "pool_not_found", namespace},
+		{`{"templateID":"` + namespace + `/` + namespace + `/` + e.pool + `"}`, 404, "pool_not_found", e.pool},
 		{`{"templateID":"` + e.pool + `","timeout":0}`, 400, "bad_request", "timeout"},
 		{`{"templateID":"` + e.pool + `","metadata":{"a":1}}`, 400, "bad_request", "metadata"},
 		{`{"templateID":"` + e.pool + `","envVars":{"A":"b"}}`, 501, "not_implemented", "envVars"},
@@ -230,6 +235,9 @@ func TestBadClaimsAreRefused(t *testing.T) {
 		require.Contains(t, refusal.Message, c.want)
 	}
 	require.Equal(t, int32(1), e.readPool(e.pool).Status.Warm, "no refused claim took a pod")
+	s, _ := e.claimOf(namespace+"/"+e.pool, `"timeout":60`)
+	require.Equal(t, e.pool, s.TemplateID)
+	e.release(s.SandboxID)
 }
 
 // What keeps a pool empty stands in its condition, in the words of the part that refuses.

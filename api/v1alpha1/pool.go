@@ -41,6 +41,7 @@ type SandboxPool struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.maxWarm) || !has(self.maxPods) || self.maxPods >= self.maxWarm",message="spec.maxWarm: must be at most spec.maxPods"
 // +kubebuilder:validation:XValidation:rule="!has(self.ports) || size(self.ports) == 0 || self.defaultPort in self.ports",message="spec.ports: must contain spec.defaultPort, which is 8080 if it is not set; add it, or set spec.defaultPort to one of them"
 // +kubebuilder:validation:XValidation:rule="!has(self.idleTimeoutSeconds) || self.idleTimeoutSeconds == 0 || self.idleTimeoutSeconds >= 5",message="spec.idleTimeoutSeconds: must be 0, for no idle timeout, or at least 5: an admitted request may take so long to connect to its pod"
+// +kubebuilder:validation:XValidation:rule="!has(self.readyWithinSeconds) || self.readyWithinSeconds == 0 || self.readyWithinSeconds >= 10",message="spec.readyWithinSeconds: must be 0, for no bound, or at least 10: a node takes seconds to start a pod, and a pool that does not wait for its pods never fills"
 // +kubebuilder:validation:XValidation:rule="!has(self.busyProbe) || has(self.maxLifetimeSeconds)",message="spec.busyProbe: needs spec.maxLifetimeSeconds, because a sandbox that always says that it is busy would never end; set it"
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.agent.busy != 'Commands' || has(self.maxLifetimeSeconds)",message="spec.agent.busy: Commands needs spec.maxLifetimeSeconds, because a sandbox whose command never ends would never end; set it"
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.agent.busy != 'Commands' || !has(self.busyProbe)",message="spec.agent.busy: Commands is a busyProbe that the agent answers; remove spec.busyProbe, or set busy to None"
@@ -93,7 +94,7 @@ type SandboxPoolSpec struct {
 
 	// readyWithinSeconds is how long, in seconds, a pod may take from when a node got it until it is
 	// ready, or be not ready later on. After that the pool replaces it, and its condition Degraded says
-	// why. A pod that no node has waits. Default: 600. 0: no bound.
+	// why. A pod that no node has waits. At least 10. Default: 600. 0: no bound.
 	// +kubebuilder:default=600
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
