@@ -115,17 +115,25 @@ func refused(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error {
 		return apierror.New(apierror.NotLeader, "the pool has no warm pod, and this replica is shutting down; try again")
 	case core.NotConfigured:
 		if e.Sandbox.ID == "" {
-			return apierror.New(apierror.StartFailed, "pool %q: no agent of the pods that were tried took the configuration within %v, or the pod is of an older template without an agent; the logs of the pods say why, try again", pool, configureWait)
+			return apierror.New(apierror.StartFailed, "pool %q: no agent of the pods that were tried took the configuration within %v%s, or the pod is of an older template without an agent; the logs of the pods say why, try again", pool, configureWait, inBrackets(e.Problem))
 		}
 		err := apierror.New(apierror.Timeout, "the leader changed during the claim, and the sandbox is not known to be configured; try again with the same Idempotency-Key")
 		err.SandboxID = e.Sandbox.ID
 		return err
 	case core.StartFailed:
-		err := apierror.New(apierror.StartFailed, "the sandbox was released before it was running: %s", e.Sandbox.Reason)
+		err := apierror.New(apierror.StartFailed, "the sandbox was released before it was running: %s%s", e.Sandbox.Reason, inBrackets(e.Sandbox.Message))
 		err.SandboxID = e.Sandbox.ID
 		return err
 	}
 	return apierror.New(apierror.Internal, "the claim was refused")
+}
+
+// inBrackets returns " (text)", or "" for no text.
+func inBrackets(text string) string {
+	if text == "" {
+		return ""
+	}
+	return " (" + text + ")"
 }
 
 // poolEmpty names what the claim has waited for.

@@ -272,6 +272,7 @@ func TestCloseAnswersWaitingClaims(t *testing.T) {
 
 func TestRefusedClaimsNameTheReason(t *testing.T) {
 	gone := core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Cause: core.Cause{Reason: core.ReasonEndTime}}
+	failed := core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Cause: core.Cause{Reason: core.ReasonStartFailed, Message: "it answered 500"}}
 	for _, c := range []struct {
 		refused core.ClaimRefused
 		code    int
@@ -309,6 +310,8 @@ func TestRefusedClaimsNameTheReason(t *testing.T) {
 		{core.ClaimRefused{Why: core.Overloaded}, 503, apierror.Overloaded, "try again", "", 1},
 		{core.ClaimRefused{Why: core.Ending}, 503, apierror.NotLeader, "shutting down", "", 1},
 		{core.ClaimRefused{Why: core.StartFailed, Sandbox: gone}, 502, apierror.StartFailed, "EndTime", "k3x9", 0},
+		{core.ClaimRefused{Why: core.StartFailed, Sandbox: failed}, 502, apierror.StartFailed, "StartFailed (it answered 500)", "k3x9", 0},
+		{core.ClaimRefused{Why: core.NotConfigured, Problem: "it answered 500"}, 502, apierror.StartFailed, "within 1s (it answered 500), or", "", 0},
 	} {
 		e := refused("python", core.Claim{Wait: 7 * time.Second}, c.refused)
 		require.Equal(t, c.code, e.Code)

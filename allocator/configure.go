@@ -9,6 +9,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/internal/wait"
 )
@@ -31,7 +32,7 @@ func (t *term) configure(ctx context.Context, e core.Configure) {
 		zap.String("pod", e.Sandbox.Pod.Name))
 	if t.agents == nil { // a replica with a key has made the claim
 		log.Error("the agent of a sandbox cannot be configured without --access-key-file")
-		t.Submit(core.Configured{ID: e.Sandbox.ID})
+		t.Submit(core.Configured{ID: e.Sandbox.ID, Why: "the allocator has no --access-key-file"})
 		return
 	}
 	if e.Ask {
@@ -53,7 +54,19 @@ func (t *term) configure(ctx context.Context, e core.Configure) {
 	if err != nil {
 		log.Warn("agent not configured, so its pod is thrown away", zap.Error(err))
 	}
-	t.Submit(core.Configured{ID: e.Sandbox.ID, OK: err == nil})
+	t.Submit(core.Configured{ID: e.Sandbox.ID, OK: err == nil, Why: reasonOf(err)})
+}
+
+// maxReason bounds the text of an error in a record, in bytes.
+const maxReason = 512
+
+// reasonOf returns the text of an error for a record. The errors of packages agents and poststart quote nothing
+// that a pod has sent.
+func reasonOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return kube.Bounded(err.Error(), maxReason)
 }
 
 // ask repeats the question until the agent has answered.

@@ -470,7 +470,8 @@ func (t *term) start(ctx context.Context, s core.Sandbox) {
 		t.log.Warn("postStart hook failed", zap.String("pool", s.Pool.Name), zap.String("sandboxID", sandboxid.Short(s.ID)),
 			zap.String("failurePolicy", string(pool.Spec.PostStart.FailurePolicy)), zap.Error(err))
 	}
-	t.Submit(core.Started{ID: s.ID, OK: err == nil || pool.Spec.PostStart.FailurePolicy == v1alpha1.Ignore})
+	ignored := pool.Spec.PostStart.FailurePolicy == v1alpha1.Ignore
+	t.Submit(core.Started{ID: s.ID, OK: err == nil || ignored, Why: reasonOf(err)})
 }
 
 // Submit queues an event for the core.

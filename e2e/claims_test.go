@@ -164,8 +164,10 @@ func TestSandboxIsHandedOutAfterItsHookSucceeded(t *testing.T) {
 	const refuses = "/ready?value=neither" // 400
 	failed := claim(hooked("fails", refuses, v1alpha1.Fail)).refusal(t)
 	require.Equal(t, apierror.StartFailed, failed.Reason)
-	require.Contains(t, failed.Message, "StartFailed")
+	require.Contains(t, failed.Message, "StartFailed (postStart: the sandbox answered 400)")
 	require.NotEmpty(t, failed.SandboxID)
+	require.Contains(t, e.api(http.MethodGet, "/v1/sandboxes/"+failed.SandboxID+"/diagnostics", "").body,
+		`"message":"postStart: the sandbox answered 400"`)
 	gone := e.api(http.MethodGet, "/sandboxes/"+failed.SandboxID, "").refusal(t)
 	require.Equal(t, apierror.SandboxGone, gone.Reason)
 

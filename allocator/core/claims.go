@@ -26,8 +26,9 @@ type claimState struct {
 	count, atLeast int
 	batch          bool
 	values         Values
-	failures       int  // how often it was not granted after agents of its pods were to be configured
-	ends           bool // the wait of a caller is over, and it has enough
+	failures       int    // how often it was not granted after agents of its pods were to be configured
+	problem        string // why the last agent was not configured
+	ends           bool   // the wait of a caller is over, and it has enough
 	// pods are those that it has. While it waits it collects them, see pool.filling.
 	pods  []*pod
 	facts []*pendingFact // of the pods, while it is bound
@@ -317,10 +318,19 @@ func (c *Core) claimAbandoned(token uint64) {
 	}
 }
 
+// refusal returns the answer to one caller of a refused claim.
+func (req *claimState) refusal(token uint64, why Refusal) ClaimRefused {
+	e := req.pool.refusal(token, why)
+	if why == NotConfigured {
+		e.Problem = req.problem
+	}
+	return e
+}
+
 // refuse answers all callers of a claim.
 func (c *Core) refuse(cl *claim, why Refusal) {
 	for _, x := range c.claims.Drop(cl) {
-		c.emit(cl.Request.pool.refusal(x.Token, why))
+		c.emit(cl.Request.refusal(x.Token, why))
 	}
 	c.free(cl.Request.callOff())
 }
@@ -374,6 +384,9 @@ func (c *Core) grant(cl *claim) {
 		if sb.doomed != nil {
 			cause = *sb.doomed
 		}
+		if cause.Reason == ReasonConfigurationFailed {
+			req.problem = cause.Message
+		}
 		if cause == (Cause{}) && (p.tainted || p.quarantined) {
 			cause = because(ReasonAddressShared)
 		}
@@ -391,7 +404,7 @@ func (c *Core) grant(cl *claim) {
 		if configured {
 			req.failures++
 			for _, x := range c.claims.ExpireBound(cl, c.now.Boot) {
-				c.emit(req.pool.refusal(x.Token, NotConfigured))
+				c.emit(req.refusal(x.Token, NotConfigured))
 			}
 		}
 		switch {
@@ -466,7 +479,7 @@ func (c *Core) startDone(ev Started) {
 		return
 	}
 	if !ev.OK {
-		c.startRelease(sb, because(ReasonStartFailed))
+		c.startRelease(sb, Cause{Reason: ReasonStartFailed, Message: ev.Why})
 		return
 	}
 	sb.readying, sb.StartedAt = true, c.now.Wall

@@ -44,7 +44,7 @@ func (c *Core) configured(ev Configured) {
 	}
 	delete(c.configuring, ev.ID)
 	if !ev.OK {
-		sb.doomed = cmp.Or(sb.doomed, &Cause{Reason: ReasonConfigurationFailed})
+		sb.doomed = cmp.Or(sb.doomed, &Cause{Reason: ReasonConfigurationFailed, Message: ev.Why})
 	}
 	for _, other := range sb.claim.Request.got {
 		if c.configuring[other.ID] != nil {
@@ -73,17 +73,20 @@ func (c *Core) asked(sb *sandbox, configured bool) {
 	c.adopt(sb.grant())
 }
 
+// neverConfigured is the message of a ConfigurationFailed that a change of leaders has caused.
+const neverConfigured = "the allocator that made the claim ended before the agent was configured"
+
 // unanswered releases a sandbox of an earlier term whose agent is not configured. So its claim was not
 // answered, unless it needs fewer sandboxes. If too few are left, they are released too: none of the
 // claim was granted, and its key is free.
 func (c *Core) unanswered(sb *sandbox) {
 	members, first := c.sandboxes.granted(sb.grant()), len(c.outbox.pending)
-	withdraw := func(sb *sandbox, reason string) {
+	withdraw := func(sb *sandbox, cause Cause) {
 		c.claims.Free(sb.claimKey(), sb.grant())
 		sb.IdempotencyKey = ""
-		c.lost(sb, because(reason))
+		c.lost(sb, cause)
 	}
-	withdraw(sb, ReasonConfigurationFailed)
+	withdraw(sb, Cause{Reason: ReasonConfigurationFailed, Message: neverConfigured})
 	var left []*sandbox
 	for _, other := range members {
 		if other.ungranted == 0 { // it was granted, so the claim was
@@ -95,7 +98,7 @@ func (c *Core) unanswered(sb *sandbox) {
 	}
 	if len(left) < sb.ungranted {
 		for _, other := range left {
-			withdraw(other, ReasonIncomplete)
+			withdraw(other, because(ReasonIncomplete))
 		}
 		c.outbox.join(first)
 	}

@@ -81,13 +81,14 @@ func TestClaimTriesThreePodsWhoseAgentsFail(t *testing.T) {
 	for range 3 {
 		none[ClaimRefused](s)
 		used[asked[0].Sandbox.Pod] = true
-		s.step(Configured{ID: asked[0].Sandbox.ID})
-		if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonConfigurationFailed || r.Sandbox.IdempotencyKey != "" {
+		s.step(Configured{ID: asked[0].Sandbox.ID, Why: "it answered 500"})
+		want := Cause{Reason: ReasonConfigurationFailed, Message: "it answered 500"}
+		if r := one[SandboxReleased](s); r.Sandbox.Cause != want || r.Sandbox.IdempotencyKey != "" {
 			t.Errorf("released %+v", r)
 		}
 		asked = of[Configure](s.effects)
 	}
-	if r := one[ClaimRefused](s); r.Why != NotConfigured || len(used) != 3 || len(asked) != 0 {
+	if r := one[ClaimRefused](s); r.Why != NotConfigured || r.Problem != "it answered 500" || len(used) != 3 || len(asked) != 0 {
 		t.Errorf("refused %+v, with %v", r, used)
 	}
 	s.step(Claim{Token: 2, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
@@ -237,7 +238,8 @@ func TestNewLeaderAsksAgentsWithoutAnObject(t *testing.T) {
 			continue
 		}
 		none[SendRoute](s)
-		if r := one[ClaimRefused](s); r.Why != NotConfigured || one[SandboxReleased](s).Sandbox.Reason != ReasonConfigurationFailed {
+		want := Cause{Reason: ReasonConfigurationFailed, Message: neverConfigured}
+		if r := one[ClaimRefused](s); r.Why != NotConfigured || one[SandboxReleased](s).Sandbox.Cause != want {
 			t.Errorf("refused %+v", r)
 		}
 		again.Token = 4

@@ -92,7 +92,7 @@ type (
 		Token uint64
 		Why   Refusal
 		// Counts are the pool's. Warm, MaxPods, Paused and Problem are what it asks for, and why it is
-		// refused: see Pool.
+		// refused: see Pool. For NotConfigured Problem is why the last agent was not configured.
 		Counts        Counts
 		Warm, MaxPods int
 		Paused        bool

@@ -67,16 +67,19 @@ type (
 	ClaimAbandoned struct{ Token uint64 }
 	// IdleAvailable: a pod may be warm for the claims that wait.
 	IdleAvailable struct{ Pool PoolKey }
-	// Started is the outcome of a StartSandbox: whether the sandbox may run.
+	// Started is the outcome of a StartSandbox: whether the sandbox may run. Why says for people why not. It is
+	// bounded, and quotes nothing that the pod has sent.
 	Started struct {
-		ID string
-		OK bool
+		ID  string
+		OK  bool
+		Why string
 	}
 	// Configured is the outcome of a Configure: whether the agent is configured for this sandbox. A
-	// Configure with Ask is answered when the agent has answered.
+	// Configure with Ask is answered when the agent has answered. Why is as in Started.
 	Configured struct {
-		ID string
-		OK bool
+		ID  string
+		OK  bool
+		Why string
 	}
 	// Pressure: journaled changes reach the Sandbox objects too slowly, or not at all. While it is
 	// on, new claims are refused.

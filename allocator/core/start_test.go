@@ -57,11 +57,12 @@ func TestLateCallerIsAnsweredWithStartingSandbox(t *testing.T) {
 
 func TestSandboxWhoseHookFailsIsReleased(t *testing.T) {
 	s, sb := startingSim(t)
-	s.step(Started{ID: sb.ID})
-	if r := one[ClaimRefused](s); r.Token != 1 || r.Why != StartFailed || r.Sandbox.ID != sb.ID {
+	s.step(Started{ID: sb.ID, Why: "it answered 500"})
+	want := Cause{Reason: ReasonStartFailed, Message: "it answered 500"}
+	if r := one[ClaimRefused](s); r.Token != 1 || r.Why != StartFailed || r.Sandbox.ID != sb.ID || r.Sandbox.Cause != want {
 		t.Errorf("refused %+v", r)
 	}
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonStartFailed {
+	if r := one[SandboxReleased](s); r.Sandbox.Cause != want {
 		t.Errorf("released %+v", r)
 	}
 	none[SandboxReady](s)

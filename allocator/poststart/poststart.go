@@ -159,8 +159,10 @@ func exchange(conn net.Conn, r *http.Request) (code int, err error) {
 		switch {
 		case err != nil && limited.N <= 0:
 			return 0, fmt.Errorf("the answer is longer than %d bytes", maxAnswer)
-		case err != nil:
+		case err != nil && (errors.As(err, new(*net.OpError)) || errors.Is(err, io.ErrUnexpectedEOF)):
 			return 0, fmt.Errorf("read answer: %w", err)
+		case err != nil: // it quotes the answer, which may have a secret
+			return 0, errors.New("the answer is not HTTP")
 		case answer.StatusCode/100 == 1 && answer.StatusCode != http.StatusSwitchingProtocols:
 			continue // informational; it has no body
 		case answer.StatusCode/100 == 2:

@@ -219,7 +219,9 @@ func TestHookEndsAtItsTimeoutWhateverThePodDoes(t *testing.T) {
 		"success, and a body without end":   {drips("HTTP/1.1 200 OK\r\n\r\n", strings.Repeat("x", 1<<16), 0), ""},
 		"success, and half of its body":     {keeps("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nxxx"), ""},
 		"failure, and a body for ever":      {drips("HTTP/1.1 500 Oh\r\n\r\n", "x", 10*time.Millisecond), "answered 500"},
-		"what is not HTTP":                  {keeps("SSH-2.0-x\r\n\r\n"), "malformed"},
+		"what is not HTTP":                  {keeps("SSH-2.0-x\r\n\r\n"), "the answer is not HTTP"},
+		"a status that is none":             {keeps("HTTP/1.1 secret\r\n\r\n"), "the answer is not HTTP"},
+		"a header that is none":             {keeps("HTTP/1.1 200 OK\r\nsecret\r\n\r\n"), "the answer is not HTTP"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
