@@ -114,6 +114,12 @@ func TestBadPoolIsRefusedNamingItsField(t *testing.T) {
 			one := int32(1)
 			p.Spec.Warm, p.Spec.MaxPods = 2, &one
 		}, "spec.maxPods"},
+		"maxWarm below warm": {func(p *v1alpha1.SandboxPool) {
+			p.Spec.Warm, p.Spec.MaxWarm = 2, new(int32(1))
+		}, "spec.maxWarm: must be at least spec.warm"},
+		"maxWarm above maxPods": {func(p *v1alpha1.SandboxPool) {
+			p.Spec.MaxWarm, p.Spec.MaxPods = new(int32(3)), new(int32(2))
+		}, "spec.maxWarm: must be at most spec.maxPods"},
 		"open port 0":           {func(p *v1alpha1.SandboxPool) { p.Spec.Ports = []int32{8080, 0} }, "spec.ports[1]"},
 		"open port above 65535": {func(p *v1alpha1.SandboxPool) { p.Spec.Ports = []int32{65536, 8080} }, "spec.ports[0]"},
 		"open port twice":       {func(p *v1alpha1.SandboxPool) { p.Spec.Ports = []int32{8080, 22, 8080} }, "spec.ports[2]"},

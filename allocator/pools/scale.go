@@ -19,8 +19,8 @@ var ErrChanged = errors.New("the pool has changed")
 
 // Scale is a change of a pool's spec.
 type Scale struct {
-	// Warm and MaxPods are the new values, nil for no change. MaxPods 0 removes the bound.
-	Warm, MaxPods *int
+	// Warm, MaxWarm and MaxPods are the new values, nil for no change. MaxWarm 0 and MaxPods 0 remove the bound.
+	Warm, MaxWarm, MaxPods *int
 	// Generation is that of the pool which the caller has read, 0 for any.
 	Generation int64
 }
@@ -54,10 +54,14 @@ func (p *Pools) scale(ctx context.Context, key core.PoolKey, s Scale) (*v1alpha1
 	if s.Warm != nil {
 		spec["warm"] = *s.Warm
 	}
-	if s.MaxPods != nil && *s.MaxPods > 0 {
-		spec["maxPods"] = *s.MaxPods
-	} else if s.MaxPods != nil {
-		spec["maxPods"] = nil
+	for field, bound := range map[string]*int{"maxWarm": s.MaxWarm, "maxPods": s.MaxPods} {
+		switch {
+		case bound == nil:
+		case *bound == 0:
+			spec[field] = nil
+		default:
+			spec[field] = *bound
+		}
 	}
 	raw, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pool.UID, "resourceVersion": pool.ResourceVersion}, "spec": spec,

@@ -11,8 +11,8 @@ import (
 
 // PoolScale is a change of a pool's spec.
 type PoolScale struct {
-	// Warm and MaxPods are the new values, nil for no change. MaxPods 0 removes the bound.
-	Warm, MaxPods *int
+	// Warm, MaxWarm and MaxPods are the new values, nil for no change. MaxWarm 0 and MaxPods 0 remove the bound.
+	Warm, MaxWarm, MaxPods *int
 	// Generation is that of the pool which the caller has read, 0 for any.
 	Generation int64
 }
@@ -26,7 +26,7 @@ func toPool(p *v1alpha1.SandboxPool, counts core.Counts) openapi.Pool {
 	shown := openapi.Pool{
 		Name: p.Name, CreatedAt: p.CreationTimestamp.UTC(), Generation: p.Generation, Deleting: p.DeletionTimestamp != nil,
 		Spec: openapi.PoolSpec{
-			Warm: int(spec.Warm), MaxPods: int(deref(spec.MaxPods, 0)), Images: []string{}, DefaultPort: int(spec.DefaultPort), Ports: []int{},
+			Warm: int(spec.Warm), MaxWarm: int(deref(spec.MaxWarm, 0)), MaxPods: int(deref(spec.MaxPods, 0)), Images: []string{}, DefaultPort: int(spec.DefaultPort), Ports: []int{},
 			IdleTimeout: float64(deref(spec.IdleTimeoutSeconds, 0)), Activity: openapi.ActivityMode(spec.Activity),
 			MaxLifetime: float64(deref(spec.MaxLifetimeSeconds, 0)), Hold: float64(deref(spec.HoldSeconds, 0)),
 			PostStart: spec.PostStart != nil, EnvdVersion: agentVersionOf(p), OnRestart: openapi.PoolSpecOnRestart(spec.OnRestart),
@@ -93,11 +93,12 @@ func (a *api) scale(w *reply, r *http.Request) error {
 	if err := decodeBody(r, &request); err != nil {
 		return err
 	}
-	if request.Warm == nil && request.MaxPods == nil {
-		return invalid("body: must have warm or maxPods")
+	if request.Warm == nil && request.MaxWarm == nil && request.MaxPods == nil {
+		return invalid("body: must have warm, maxWarm or maxPods")
 	}
-	p, err := a.Allocator.ScalePool(r.Context(), r.PathValue("pool"),
-		PoolScale{Warm: request.Warm, MaxPods: request.MaxPods, Generation: deref(request.Generation, 0)})
+	p, err := a.Allocator.ScalePool(r.Context(), r.PathValue("pool"), PoolScale{
+		Warm: request.Warm, MaxWarm: request.MaxWarm, MaxPods: request.MaxPods, Generation: deref(request.Generation, 0),
+	})
 	if err != nil {
 		return err
 	}

@@ -16,11 +16,11 @@ import (
 )
 
 func fullPool(name string) *v1alpha1.SandboxPool {
-	most, idle, hold := int32(9), int32(3600), int32(30)
+	mostWarm, most, idle, hold := int32(5), int32(9), int32(3600), int32(30)
 	return &v1alpha1.SandboxPool{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 4, CreationTimestamp: metav1.NewTime(noon)},
 		Spec: v1alpha1.SandboxPoolSpec{
-			Warm: 3, MaxPods: &most, DefaultPort: 8080, Ports: []int32{8080, 9090}, IdleTimeoutSeconds: &idle, HoldSeconds: &hold,
+			Warm: 3, MaxWarm: &mostWarm, MaxPods: &most, DefaultPort: 8080, Ports: []int32{8080, 9090}, IdleTimeoutSeconds: &idle, HoldSeconds: &hold,
 			Activity: v1alpha1.ActivityBytes, OnRestart: v1alpha1.ReleaseOnRestart,
 			Template: v1alpha1.PodTemplate{Spec: corev1.PodSpec{Containers: []corev1.Container{{Image: "python:3"}}}},
 		},
@@ -35,7 +35,7 @@ func TestPoolsShowSpecCountsAndConditions(t *testing.T) {
 	w := call(handler(t, f), "GET", "/v1/pools/python", "")
 	require.Equal(t, http.StatusOK, w.Code, w.Body)
 	require.JSONEq(t, `{"name": "python", "createdAt": "2030-01-01T12:00:00Z", "generation": 4, "deleting": false,
-		"spec": {"warm": 3, "maxPods": 9, "images": ["python:3"], "envdVersion": "0.1.0", "defaultPort": 8080, "ports": [8080, 9090], "idleTimeout": 3600, "activity": "Bytes", "minBytesPerMinute": 1024,
+		"spec": {"warm": 3, "maxWarm": 5, "maxPods": 9, "images": ["python:3"], "envdVersion": "0.1.0", "defaultPort": 8080, "ports": [8080, 9090], "idleTimeout": 3600, "activity": "Bytes", "minBytesPerMinute": 1024,
 			"hold": 30, "postStart": false, "onRestart": "Release", "cpuCount": 0, "memoryMB": 0, "diskSizeMB": 0},
 		"counts": {"warm": 1, "pending": 2, "claimed": 4, "releasing": 5, "waitingClaims": 6},
 		"conditions": [{"type": "Ready", "status": "False", "reason": "Filling", "message": "1 of 3 pods are warm", "since": "2030-01-01T12:00:00Z"}]}`, w.Body.String())
@@ -49,7 +49,8 @@ func TestPoolsShowSpecCountsAndConditions(t *testing.T) {
 func TestScaleChangesWhatItsBodyNames(t *testing.T) {
 	f := &fake{pools: []*v1alpha1.SandboxPool{fullPool("python")}}
 	for body, want := range map[string]string{
-		`{"warm":0}`: "python 0 -1 0", `{"maxPods":0}`: "python -1 0 0", `{"warm":5,"maxPods":7,"generation":4}`: "python 5 7 4",
+		`{"warm":0}`: "python 0 -1 -1 0", `{"maxPods":0}`: "python -1 -1 0 0", `{"maxWarm":0}`: "python -1 0 -1 0",
+		`{"warm":5,"maxWarm":6,"maxPods":7,"generation":4}`: "python 5 6 7 4",
 	} {
 		f.scaled = nil
 		w := call(handler(t, f), "POST", "/v1/pools/python/scale", body)
@@ -58,7 +59,7 @@ func TestScaleChangesWhatItsBodyNames(t *testing.T) {
 	}
 	f.scaled = nil
 	for body, says := range map[string]string{
-		"": "body", "{}": "body", `{"generation":4}`: "warm", `{"warm":-1}`: "warm", `{"warm":10001}`: "warm", `{"maxPods":100001}`: "maxPods", `{"warm":"1"}`: "warm", `{"worm":1}`: "warm",
+		"": "body", "{}": "body", `{"generation":4}`: "warm", `{"warm":-1}`: "warm", `{"warm":10001}`: "warm", `{"maxWarm":10001}`: "maxWarm", `{"maxPods":100001}`: "maxPods", `{"warm":"1"}`: "warm", `{"worm":1}`: "warm",
 	} {
 		require.Contains(t, refusal(t, call(handler(t, f), "POST", "/v1/pools/python/scale", body), 400, apierror.BadRequest).Message, says, body)
 	}

@@ -196,7 +196,7 @@ func (f *fake) Counts(ctx context.Context) (map[string]core.Counts, error) {
 
 func (f *fake) ScalePool(ctx context.Context, name string, s PoolScale) (*v1alpha1.SandboxPool, error) {
 	f.mu.Lock()
-	f.scaled = append(f.scaled, fmt.Sprint(name, " ", deref(s.Warm, -1), " ", deref(s.MaxPods, -1), " ", s.Generation))
+	f.scaled = append(f.scaled, fmt.Sprint(name, " ", deref(s.Warm, -1), " ", deref(s.MaxWarm, -1), " ", deref(s.MaxPods, -1), " ", s.Generation))
 	f.mu.Unlock()
 	pool, _ := f.Pool(name)
 	return pool, f.wait(ctx)

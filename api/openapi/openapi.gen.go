@@ -1011,6 +1011,9 @@ type PoolSpec struct {
 	// MaxPods The most pods of any kind; absent for no bound.
 	MaxPods int `json:"maxPods,omitempty"`
 
+	// MaxWarm How many pods it keeps warm at most when claims come faster; absent if it keeps warm.
+	MaxWarm int `json:"maxWarm,omitempty"`
+
 	// MemoryMB MiB of memory that it limits a pod to; 0 for no limit.
 	MemoryMB          int   `json:"memoryMB"`
 	MinBytesPerMinute int64 `json:"minBytesPerMinute,omitempty"`
@@ -1590,6 +1593,9 @@ type ScalePoolJSONBody struct {
 
 	// MaxPods spec.maxPods; 0 removes the bound.
 	MaxPods *int `json:"maxPods,omitempty"`
+
+	// MaxWarm spec.maxWarm; 0 removes it, and the pool keeps warm.
+	MaxWarm *int `json:"maxWarm,omitempty"`
 
 	// Warm spec.warm.
 	Warm *int `json:"warm,omitempty"`

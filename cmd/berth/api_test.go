@@ -258,7 +258,7 @@ func poolOf(name string) openapi.Pool {
 		},
 	}
 	if name == "python" {
-		p.Spec.MaxPods = 10
+		p.Spec.MaxWarm, p.Spec.MaxPods = 6, 10
 	}
 	return p
 }

@@ -20,7 +20,7 @@ func (o *output) pools() view[openapi.Pool] {
 		name: func(p openapi.Pool) string { return p.Name },
 		columns: []column[openapi.Pool]{
 			{name: "POOL", text: func(p openapi.Pool) string { return p.Name }},
-			{name: "WARM", text: func(p openapi.Pool) string { return fmt.Sprintf("%d/%d", p.Counts.Warm, p.Spec.Warm) }},
+			{name: "WARM", text: func(p openapi.Pool) string { return fmt.Sprintf("%d/%s", p.Counts.Warm, keeps(p.Spec)) }},
 			{name: "PENDING", text: func(p openapi.Pool) string { return fmt.Sprint(p.Counts.Pending) }},
 			{name: "CLAIMED", text: func(p openapi.Pool) string { return fmt.Sprint(p.Counts.Claimed) }},
 			{name: "RELEASING", text: func(p openapi.Pool) string { return fmt.Sprint(p.Counts.Releasing) }},
@@ -39,6 +39,14 @@ func (o *output) pools() view[openapi.Pool] {
 			{name: "MESSAGE", wide: true, text: poolMessage},
 		},
 	}
+}
+
+// keeps says how many warm pods a pool keeps: a number or, with maxWarm, two.
+func keeps(spec openapi.PoolSpec) string {
+	if spec.MaxWarm > spec.Warm {
+		return fmt.Sprintf("%d-%d", spec.Warm, spec.MaxWarm)
+	}
+	return fmt.Sprint(spec.Warm)
 }
 
 func condition(p openapi.Pool, kind string) openapi.Condition {
@@ -113,20 +121,21 @@ type poolsScaleCommand struct {
 	apiFlags
 	Name    string `arg:"" name:"pool" complete:"pool" help:"Name of a pool."`
 	Warm    *int   `placeholder:"PODS" help:"How many pods to keep warm."`
+	MaxWarm *int   `placeholder:"PODS" help:"How many pods to keep warm at most when claims come faster; 0 for no more than --warm."`
 	MaxPods *int   `placeholder:"PODS" help:"The most pods of any kind; 0 for no bound."`
 }
 
 // Run implements the command.
 func (c *poolsScaleCommand) Run(ctx context.Context, o *output) error {
-	if c.Warm == nil && c.MaxPods == nil {
-		return usage("give --warm, --max-pods, or both")
+	if c.Warm == nil && c.MaxWarm == nil && c.MaxPods == nil {
+		return usage("give --warm, --max-warm or --max-pods")
 	}
 	t, err := c.target()
 	if err != nil {
 		return err
 	}
 	p, err := call(ctx, t, func(ctx context.Context) (*openapi.Pool, error) {
-		return t.api.Scale(ctx, c.Name, openapi.ScalePoolJSONRequestBody{Warm: c.Warm, MaxPods: c.MaxPods})
+		return t.api.Scale(ctx, c.Name, openapi.ScalePoolJSONRequestBody{Warm: c.Warm, MaxWarm: c.MaxWarm, MaxPods: c.MaxPods})
 	})
 	if err != nil {
 		return err
@@ -135,6 +144,6 @@ func (c *poolsScaleCommand) Run(ctx context.Context, o *output) error {
 	if p.Spec.MaxPods > 0 {
 		bound = fmt.Sprintf("at most %d pods", p.Spec.MaxPods)
 	}
-	_, err = fmt.Fprintf(o.out, "%s keeps %d pods warm, %s\n", p.Name, p.Spec.Warm, bound)
+	_, err = fmt.Fprintf(o.out, "%s keeps %s pods warm, %s\n", p.Name, keeps(p.Spec), bound)
 	return err
 }
