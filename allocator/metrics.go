@@ -27,6 +27,7 @@ type metrics struct {
 	slotsRepaired prometheus.Counter
 	journalWrong  prometheus.Gauge // 0 or 1
 	acknowledged  prometheus.Histogram
+	pools         *poolClaims
 }
 
 func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
@@ -40,6 +41,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		releases: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berth_allocator_releases_total", Help: "Sandboxes released, by reason.",
 		}, []string{"reason"}),
+		pools: newPoolClaims(),
 	}
 	m.podFailures = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "berth_allocator_pod_failures_total", Help: "Idle pods that ended, were deleted by others or did not become ready in time, by reason (the reasons of a pool's condition Degraded).",
@@ -93,7 +95,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.claimed, m.batches, m.releases, m.podFailures, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong,
+		m.claims, m.claimed, m.batches, m.pools.total, m.pools.wait, m.releases, m.podFailures, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong,
 		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
 		counter("berth_allocator_journal_records_total", "New records written to the journal.", func(s journal.Stats) uint64 { return s.Records }),
 		counter("berth_allocator_journal_carried_total", "Records carried into another batch because no Sandbox object showed them yet.", func(s journal.Stats) uint64 { return s.Carried }),
@@ -118,14 +120,8 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 	return m, nil
 }
 
-const (
-	// censusPools bounds the pools that have series of their own, by name. The other pools are
-	// summed under otherPools, which is no valid pool name.
-	censusPools = 100
-	otherPools  = "_other"
-	// censusTeams bounds the teams that have series.
-	censusTeams = 100
-)
+// censusTeams bounds the teams that have series.
+const censusTeams = 100
 
 // census collects the counts of a leader. It returns no values while this replica does not lead or
 // the core does not answer in time: an unknown count must not show as 0.
@@ -135,15 +131,13 @@ var (
 	routersConnected = prometheus.NewDesc("berth_allocator_routers_connected", "Routers whose control stream is open.", nil, nil)
 	pongAge          = prometheus.NewDesc("berth_allocator_pong_age_seconds", "Longest time since the last pong, or the join, of a connected router. Routers without pongs serve cached routes until --max-stale.", nil, nil)
 	sandboxesLive    = prometheus.NewDesc("berth_allocator_sandboxes_live", "Sandboxes that are starting or running.", nil, nil)
-	poolPods         = prometheus.NewDesc("berth_allocator_pool_pods", "Pods by pool and state: warm, pending, claimed or releasing. Pools after the first 100 by name are summed as _other.", []string{"pool", "state"}, nil)
 	teamSandboxes    = prometheus.NewDesc("berth_allocator_team_sandboxes", "Sandboxes that are live or being claimed, by team, for teams with limits of their own in --team-limits: the first 100 by name.", []string{"team"}, nil)
 	teamWaiting      = prometheus.NewDesc("berth_allocator_team_claims_waiting", "Claims that wait for a pod, by team, for the same teams.", []string{"team"}, nil)
-	poolWaiting      = prometheus.NewDesc("berth_allocator_pool_claims_waiting", "Claims that wait for a pod, by pool. Pools after the first 100 by name are summed as _other.", []string{"pool"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (*census) Describe(all chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{routersConnected, pongAge, sandboxesLive, poolPods, poolWaiting, teamSandboxes, teamWaiting} {
+	for _, d := range []*prometheus.Desc{routersConnected, pongAge, sandboxesLive, poolPods, poolWaiting, poolTarget, poolStart, teamSandboxes, teamWaiting} {
 		all <- d
 	}
 }
@@ -176,42 +170,14 @@ func (c *census) Collect(all chan<- prometheus.Metric) {
 				pools[key.Name] = counts
 			}
 		}
+		c.a.metrics.pools.keep(pools)
 		return k.CountLive(), pools
 	})
 	if err != nil {
 		return
 	}
 	value(sandboxesLive, float64(live))
-	for name, counts := range bounded(pools) {
-		value(poolPods, float64(counts.Warm), name, "warm")
-		value(poolPods, float64(counts.Pending), name, "pending")
-		value(poolPods, float64(counts.Claimed), name, "claimed")
-		value(poolPods, float64(counts.Releasing), name, "releasing")
-		value(poolWaiting, float64(counts.Waiting), name)
-	}
-}
-
-// bounded sums the pools beyond censusPools.
-func bounded(pools map[string]core.Counts) map[string]core.Counts {
-	if len(pools) <= censusPools {
-		return pools
-	}
-	most := map[string]core.Counts{}
-	var rest core.Counts
-	for i, name := range slices.Sorted(maps.Keys(pools)) {
-		counts := pools[name]
-		if i < censusPools {
-			most[name] = counts
-			continue
-		}
-		rest.Warm += counts.Warm
-		rest.Pending += counts.Pending
-		rest.Claimed += counts.Claimed
-		rest.Releasing += counts.Releasing
-		rest.Waiting += counts.Waiting
-	}
-	most[otherPools] = rest
-	return most
+	collectPools(pools, value)
 }
 
 // outcome returns the label of an answered claim.

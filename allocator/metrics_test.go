@@ -21,7 +21,7 @@ func TestLeaderMetricsCountItsState(t *testing.T) {
 		a, tm := leading(t)
 		registry := prometheus.NewRegistry()
 		registry.MustRegister(&census{a})
-		names := []string{"berth_allocator_routers_connected", "berth_allocator_sandboxes_live", "berth_allocator_pool_pods", "berth_allocator_pool_claims_waiting"}
+		names := []string{"berth_allocator_routers_connected", "berth_allocator_sandboxes_live", "berth_allocator_pool_pods", "berth_allocator_pool_target_pods", "berth_allocator_pool_claims_waiting"}
 		all := func(want string) {
 			t.Helper()
 			require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(want), names...))
@@ -46,6 +46,11 @@ berth_allocator_pool_pods{pool="python",state="claimed"} 0
 berth_allocator_pool_pods{pool="python",state="pending"} 1
 berth_allocator_pool_pods{pool="python",state="releasing"} 0
 berth_allocator_pool_pods{pool="python",state="warm"} 1
+# HELP berth_allocator_pool_target_pods Pods that a pool asks for, without regard to maxPods: warm (for claims to come: spec.warm, or more with spec.maxWarm), lacking (that waiting claims still need) and spare (created for claims that have gone, and not deleted yet). Pools after the first 100 by name are summed as _other.
+# TYPE berth_allocator_pool_target_pods gauge
+berth_allocator_pool_target_pods{part="lacking",pool="python"} 0
+berth_allocator_pool_target_pods{part="spare",pool="python"} 0
+berth_allocator_pool_target_pods{part="warm",pool="python"} 2
 # HELP berth_allocator_sandboxes_live Sandboxes that are starting or running.
 # TYPE berth_allocator_sandboxes_live gauge
 berth_allocator_sandboxes_live 0
@@ -58,14 +63,56 @@ berth_allocator_sandboxes_live 0
 
 func TestPoolSeriesAreBounded(t *testing.T) {
 	pools := map[string]core.Counts{}
-	for n := range censusPools {
+	for n := range maxPoolSeries {
 		pools[fmt.Sprintf("p%03d", n)] = core.Counts{Warm: n}
 	}
 	require.Equal(t, pools, bounded(pools))
-	pools["z1"], pools["z2"] = core.Counts{Warm: 1, Pending: 2, Claimed: 3, Releasing: 4, Waiting: 5}, core.Counts{Warm: 10, Pending: 20, Claimed: 30, Releasing: 40, Waiting: 50}
+	pools["z1"], pools["z2"] = core.Counts{Warm: 1, Pending: 2, Claimed: 3, Releasing: 4, Waiting: 5, Target: 6, Lacking: 7, Spare: 8, Start: time.Second},
+		core.Counts{Warm: 10, Pending: 20, Claimed: 30, Releasing: 40, Waiting: 50, Target: 60, Lacking: 70, Spare: 80, Start: time.Second}
 	got := bounded(pools)
-	require.Len(t, got, censusPools+1)
-	require.Equal(t, core.Counts{Warm: 11, Pending: 22, Claimed: 33, Releasing: 44, Waiting: 55}, got[otherPools])
+	require.Len(t, got, maxPoolSeries+1)
+	require.Equal(t, core.Counts{Warm: 11, Pending: 22, Claimed: 33, Releasing: 44, Waiting: 55, Target: 66, Lacking: 77, Spare: 88}, got[otherPools])
+}
+
+func TestClaimsAreCountedByPoolAndResult(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, tm := leading(t)
+		p := a.metrics.pools
+		for _, e := range []core.Effect{
+			core.ClaimGranted{Pool: poolKey}, core.ClaimGranted{Pool: poolKey, Waited: true, Wait: 7 * time.Second}, core.ClaimCanceled{Pool: poolKey},
+			core.ClaimRefused{Pool: poolKey, Why: core.PoolEmpty}, core.ClaimRefused{Pool: poolKey, Why: core.LineFull},
+			core.ClaimRefused{Why: core.NoPool}, core.ClaimRefused{Pool: poolKey, Why: core.OverLimit},
+		} {
+			tm.do(e)
+		}
+		for result, want := range map[string]float64{resultWarm: 1, resultWaited: 1, resultCanceled: 1, resultRefused: 2} {
+			require.InDelta(t, want, testutil.ToFloat64(p.total.WithLabelValues("python", result)), 0, result)
+		}
+		require.Equal(t, 4, testutil.CollectAndCount(p.total))
+		require.Equal(t, 1, testutil.CollectAndCount(p.wait))
+
+		stop := tm.loop.running(t)
+		tm.loop.Submit(core.PoolSeen{Pool: core.Pool{Key: poolKey, Version: "1"}})
+		testutil.CollectAndCount(&census{a})
+		require.Equal(t, 4, testutil.CollectAndCount(p.total))
+		tm.loop.Submit(core.PoolGone{Key: poolKey, Version: "2"})
+		testutil.CollectAndCount(&census{a})
+		require.Zero(t, testutil.CollectAndCount(p.total)+testutil.CollectAndCount(p.wait), "the pool is deleted")
+		stop()
+	})
+}
+
+func TestClaimsOfManyPoolsAreSummed(t *testing.T) {
+	p := newPoolClaims()
+	for n := range maxPoolSeries + 2 {
+		p.granted(fmt.Sprint("pool", n), false, 0)
+	}
+	require.Equal(t, maxPoolSeries+1, testutil.CollectAndCount(p.total))
+	require.InDelta(t, 2, testutil.ToFloat64(p.total.WithLabelValues(otherPools, resultWarm)), 0)
+	p.keep(nil)
+	require.Equal(t, 1, testutil.CollectAndCount(p.total), "the sum of the others stays")
+	p.granted("pool100", false, 0)
+	require.InDelta(t, 1, testutil.ToFloat64(p.total.WithLabelValues("pool100", resultWarm)), 0)
 }
 
 func TestClaimsAreCountedByOutcome(t *testing.T) {

@@ -351,7 +351,12 @@ func (t *term) do(e core.Effect) {
 			t.other.add("release", func(context.Context) error { t.releaseUncollected(e.Sandboxes...); return nil })
 		}
 	case core.ClaimRefused:
+		t.a.metrics.pools.refused(e.Pool.Name, e.Why)
 		t.answers.deliver(e.Token, e)
+	case core.ClaimGranted:
+		t.a.metrics.pools.granted(e.Pool.Name, e.Waited, e.Wait)
+	case core.ClaimCanceled:
+		t.a.metrics.pools.canceled(e.Pool.Name)
 	case core.ReleaseAnswered:
 		t.answers.deliver(e.Token, e)
 	case core.DeadDeclared:

@@ -26,9 +26,11 @@ type claimState struct {
 	count, atLeast int
 	batch          bool
 	values         Values
-	failures       int    // how often it was not granted after agents of its pods were to be configured
-	problem        string // why the last agent was not configured
-	ends           bool   // the wait of a caller is over, and it has enough
+	since          time.Duration // boot clock: when it came
+	waited         bool          // not all of its pods were warm then, or one of them was lost
+	failures       int           // how often it was not granted after agents of its pods were to be configured
+	problem        string        // why the last agent was not configured
+	ends           bool          // the wait of a caller is over, and it has enough
 	// pods are those that it has. While it waits it collects them, see pool.filling.
 	pods  []*pod
 	facts []*pendingFact // of the pods, while it is bound
@@ -72,6 +74,7 @@ func (c *Core) claim(ev Claim) {
 	req := claimState{
 		pool: pool, binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes,
 		count: max(1, ev.Count), batch: ev.Count > 0, ends: ev.Wait <= 0, values: ev.Values,
+		since: c.now.Boot,
 	}
 	req.atLeast = req.count
 	if ev.AtLeast > 0 {
@@ -82,8 +85,8 @@ func (c *Core) claim(ev Claim) {
 	}
 	refused := pool.refusal(ev.Token, 0)
 	refused.Why, refused.Wait = c.hopeless(&req, ev.Wait)
-	waits := ev.Wait > 0 && pool.queue.Len() < req.count
-	why := c.admit(pool, ev.Binding.Team, req.count, waits, refused)
+	req.waited = ev.Wait > 0 && pool.queue.Len() < req.count
+	why := c.admit(pool, ev.Binding.Team, req.count, req.waited, refused)
 	if possible := pool.MaxPods == 0 || req.atLeast <= pool.MaxPods; possible && (why == 0 || why == PoolEmpty) {
 		pool.demand.Claimed(c.ticked, req.count)
 		pool.touch()
@@ -286,6 +289,7 @@ func (c *Core) takeBack(p *pod) {
 // gives them back, because the claim may come before it.
 func (pool *pool) comesBack(cl *claim) (pods []*pod) {
 	cl.Return()
+	cl.Request.waited = true
 	cl.Request.ends = false // the caller that was late may be gone before it has enough again
 	pool.touch()
 	if cl.Request.count > 1 && pool.filling != nil {
@@ -307,6 +311,7 @@ func (c *Core) claimAbandoned(token uint64) {
 	switch {
 	case cl != nil && (cl.Waits() || !cl.Request.handed()): // a claim that was handed to a Write goes on
 		c.claims.Drop(cl)
+		c.emit(ClaimCanceled{cl.Request.pool.Key})
 		c.free(cl.Request.callOff())
 		cl.Request.pool.touch()
 	case grant != "":
@@ -410,6 +415,7 @@ func (c *Core) grant(cl *claim) {
 		switch {
 		case cl.Callers() == 0:
 			c.claims.Drop(cl)
+			c.emit(ClaimCanceled{req.pool.Key})
 		case req.failures == maxFailures:
 			c.refuse(cl, NotConfigured)
 		case !req.pool.known || req.pool.Deleting:
@@ -445,8 +451,10 @@ func (c *Core) grant(cl *claim) {
 		for _, sb := range fit {
 			c.startRelease(sb, because(ReasonCanceled))
 		}
+		c.emit(ClaimCanceled{req.pool.Key})
 		return
 	}
+	c.emit(ClaimGranted{Pool: req.pool.Key, Waited: req.waited, Wait: c.now.Boot - req.since})
 	c.answer(id)
 }
 

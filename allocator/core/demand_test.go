@@ -102,3 +102,51 @@ func TestClaimAboveTheTeamsLimitIsNoDemand(t *testing.T) {
 	require.Equal(t, PoolEmpty, one[ClaimRefused](s).Why)
 	require.Equal(t, 2, s.core.pools.byKey[poolA].target.Warm)
 }
+
+func TestGrantSaysWhetherItsClaimWaited(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, warmPods(1))
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	require.Equal(t, ClaimGranted{Pool: poolA}, one[ClaimGranted](s))
+
+	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
+	none[ClaimGranted](s)
+	s.pass(time.Second)
+	s.step(PodSeen{warmPod("a-2")})
+	require.Equal(t, ClaimGranted{Pool: poolA, Waited: true, Wait: time.Second}, one[ClaimGranted](s))
+
+	s.step(Claim{Token: 3, Pool: poolA, Wait: time.Second})
+	s.step(ClaimAbandoned{Token: 3})
+	require.Equal(t, poolA, one[ClaimCanceled](s).Pool)
+	s.step(Claim{Token: 4, Pool: poolA, Wait: time.Second})
+	s.pass(time.Second)
+	require.Equal(t, poolA, one[ClaimRefused](s).Pool)
+}
+
+func TestClaimWhosePodIsLostHasWaited(t *testing.T) {
+	s := newSim(t)
+	s.slow = true
+	s.recover([]Pool{specA(1)}, warmPods(1))
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	s.step(PodGone{key("a-1")})
+	s.slow = false
+	s.written()
+	s.writeAll()
+	s.step(PodSeen{warmPod("a-2")})
+	require.True(t, one[ClaimGranted](s).Waited)
+}
+
+func TestCountsShowTheTargetOfTheDemand(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(0)}, nil)
+	s.step(Claim{Token: 1, Pool: poolA, Wait: 2 * time.Second})
+	created := one[CreatePod](s)
+	counts, _ := s.core.View().Counts(poolA)
+	require.Equal(t, [3]int{0, 1, 0}, [3]int{counts.Target, counts.Lacking, counts.Spare})
+	require.Zero(t, counts.Start)
+	s.pass(2 * time.Second)
+	s.step(PodSeen{warmPod(created.Name)})
+	counts, _ = s.core.View().Counts(poolA)
+	require.Equal(t, [3]int{0, 0, 1}, [3]int{counts.Target, counts.Lacking, counts.Spare})
+	require.Equal(t, 2*time.Second, counts.Start)
+}

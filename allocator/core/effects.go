@@ -87,10 +87,21 @@ type (
 		Sandboxes []Sandbox
 		Ended     []string
 	}
+	// ClaimGranted: a claim got its sandboxes, Wait after it came. Waited: not all of its pods were warm then,
+	// or one of them was lost. A claim that is refused before has a ClaimRefused.
+	ClaimGranted struct {
+		Pool   PoolKey
+		Waited bool
+		Wait   time.Duration
+	}
+	// ClaimCanceled: all callers of a claim left before it got its sandboxes.
+	ClaimCanceled struct{ Pool PoolKey }
 	// ClaimRefused answers a Claim.
 	ClaimRefused struct {
 		Token uint64
-		Why   Refusal
+		// Pool is that of the claim; zero: there is no such pool, or the claim was granted before.
+		Pool PoolKey
+		Why  Refusal
 		// Counts are the pool's. Warm, MaxPods, Paused and Problem are what it asks for, and why it is
 		// refused: see Pool. For NotConfigured Problem is why the last agent was not configured.
 		Counts        Counts
@@ -304,6 +315,8 @@ func (DeleteObject) effect()        {}
 func (PoolDrained) effect()         {}
 func (Claimed) effect()             {}
 func (BatchClaimed) effect()        {}
+func (ClaimGranted) effect()        {}
+func (ClaimCanceled) effect()       {}
 func (ClaimRefused) effect()        {}
 func (ReleaseAnswered) effect()     {}
 func (SendSnapshot) effect()        {}

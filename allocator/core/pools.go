@@ -296,7 +296,7 @@ func (pool *pool) refusal(token uint64, why Refusal) ClaimRefused {
 	counts := pool.counts()
 	counts.Trouble = pool.backOff.trouble
 	return ClaimRefused{
-		Token: token, Why: why, Counts: counts, Warm: pool.Warm, MaxPods: pool.MaxPods, Paused: pool.Paused, Problem: pool.Refused,
+		Token: token, Pool: pool.Key, Why: why, Counts: counts, Warm: pool.Warm, MaxPods: pool.MaxPods, Paused: pool.Paused, Problem: pool.Refused,
 	}
 }
 

@@ -362,10 +362,14 @@ type Counts struct {
 	Outdated, Stranded int
 	// Target is how many warm pods the pool asks for, Wanted how many of them there is room for. Stuck says
 	// why pending pods are not ready, Trouble why the creation of others is delayed. View.Counts adds these.
-	Target  int
-	Wanted  int
-	Stuck   Stuck
-	Trouble Trouble
+	Target int
+	Wanted int
+	// Lacking and Spare are the other parts of the target of the demand: see demand.Target. Start is the start
+	// time of pods that it counts with; 0: none was measured. View.Counts adds these too.
+	Lacking, Spare int
+	Start          time.Duration
+	Stuck          Stuck
+	Trouble        Trouble
 	// Failed is the last idle pod that failed; View.Counts adds it.
 	Failed PodFailure
 }

@@ -22,6 +22,7 @@ func (v View) Counts(key PoolKey) (Counts, bool) {
 	counts.Stuck, counts.Trouble, counts.Failed = pool.stuck(), pool.backOff.trouble, pool.failed
 	spec := pool.spec()
 	counts.Target, counts.Wanted = spec.Warm, spec.Wanted(pool.warmCounts().InUse)
+	counts.Lacking, counts.Spare, counts.Start = spec.Lacking, spec.Spare, pool.demand.Start()
 	return counts, true
 }
 

@@ -1,6 +1,7 @@
 package demand
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -128,13 +129,18 @@ func (t *Tracker) advance(now time.Duration) {
 	}
 }
 
+// Start is the start time that counts; 0: none was measured.
+func (t *Tracker) Start() time.Duration {
+	n := min(t.n, measured)
+	if n == 0 {
+		return 0
+	}
+	known := t.starts
+	slices.Sort(known[:n])
+	return known[max(0, n-slow)]
+}
+
 // stretch is the start time that counts, in slots.
 func (t *Tracker) stretch() int64 {
-	start := FirstStart
-	if n := min(t.n, measured); n > 0 {
-		known := t.starts
-		slices.Sort(known[:n])
-		start = known[max(0, n-slow)]
-	}
-	return min(int64(start/slot)+1, slots)
+	return min(int64(cmp.Or(t.Start(), FirstStart)/slot)+1, slots)
 }
