@@ -98,7 +98,8 @@ func TestCommandLineRunsAWholeSession(t *testing.T) {
 	require.Contains(t, c.run(0, "last-active", "--pool", c.pool), other)
 	require.Contains(t, c.run(0, "fence", "sessions"), "router-")
 	require.Regexp(t, "Routable: +yes", c.run(0, "diagnose", id))
-	require.Contains(t, c.run(0, "pools", "scale", c.pool, "--warm=1", "--max-warm=2", "--max-pods=5"), "keeps 1-2 pods warm, at most 5")
+	require.Contains(t, c.run(0, "pools", "scale", c.pool, "--warm=1", "--max-warm=2", "--max-pods=5"),
+		"keeps 1-2 pods warm, at most 5")
 	var pool openapi.Pool
 	require.NoError(t, json.Unmarshal([]byte(c.run(0, "pools", "get", c.pool, "-o", "json")), &pool))
 	require.Equal(t, [3]int{1, 2, 5}, [3]int{pool.Spec.Warm, pool.Spec.MaxWarm, pool.Spec.MaxPods})
