@@ -17,8 +17,20 @@
 //   - Pods that waiting claims lack are created in addition. When the claims have gone, such pods are kept for Spare, so
 //     that a caller whose wait is shorter than the start time finds a pod when it comes again.
 //
-// The first burst of its size finds too few warm pods, because nothing announces it. Limits.Min is for those who know
-// better.
+// # Bounds
+//
+// The first burst of its size finds too few warm pods, because nothing announces it. No function of the past can do
+// better there; Limits.Min is for those who know more. In the replayed hours of bursts alone, all other claims find a
+// warm pod.
+//
+// Pods for a burst stand idle until it comes again. So bursts of 50 claims some 4 minutes apart, with sandboxes that
+// live for 5 minutes, cost 1.7 to 1.9 times the pod-seconds of an oracle that creates each pod one start time before
+// its claim. Where intervals have no memory, a pool that keeps fewer pods for a part of the interval misses the bursts
+// of that part. Bursts that are further apart than History are all missed. The replayed hours with claims between the
+// bursts cost at most 1.26 times those pod-seconds.
+//
+// With the mean start time as S a pool would keep fewer pods, at most 4 % of all pod-seconds less. But 1.4 % of the
+// claims of the hours with steady claims and bursts would wait, instead of 0.9 %.
 //
 // # State
 //

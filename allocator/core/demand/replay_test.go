@@ -19,12 +19,14 @@ const (
 )
 
 // shape is a kind of claims. Bursts of burst claims come at random intervals, every on average and half of that at
-// least. least and most bound the hits and the pod-seconds: see TestReplayOfAnHourHitsWarmPods.
+// least. least and most bound the hits and the pod-seconds: see TestReplayOfAnHourHitsWarmPods. Misses of the first burst
+// do not count, as far as it is unforeseen.
 type shape struct {
 	rate        func(at time.Duration) float64 // claims a second
 	burst       int
 	every       time.Duration
 	min         int // Limits.Min
+	unforeseen  int
 	least, most float64
 }
 
@@ -41,7 +43,7 @@ var shapes = map[string]shape{
 	"bursts":  {rate: constant(2), burst: 50, every: 4 * time.Minute, min: 2, least: 0.99, most: 1.2},
 	// Nothing but bursts: the first of 13 or more finds Min pods. The others find theirs, which have stood idle for
 	// minutes, because an interval is random.
-	"bursts alone": {rate: constant(0), burst: 50, every: 4 * time.Minute, min: 2, least: 0.92, most: 2},
+	"bursts alone": {rate: constant(0), burst: 50, every: 4 * time.Minute, min: 2, unforeseen: 48, least: 1, most: 2},
 	// With the first burst foreseen by Min, all find theirs.
 	"expected bursts": {rate: constant(0), burst: 50, every: 4 * time.Minute, min: 50, least: 1, most: 2},
 }
@@ -146,8 +148,8 @@ func TestReplayOfAnHourHitsWarmPods(t *testing.T) {
 			for seed := range uint64(5) {
 				r := rand.New(rand.NewPCG(seed, 1))
 				res := replay(r, s.trace(r), demand.Limits{Min: s.min, Max: 500})
-				hits, total := float64(res.hits)/float64(res.claims), (res.idle+res.life)/(res.oracle+res.life)
-				t.Logf("seed %d: %d claims, %.2f %% warm, %.3f of the oracle's pod-seconds (before the claims alone %.1f), %d surplus pods deleted",
+				hits, total := float64(res.hits+s.unforeseen)/float64(res.claims), (res.idle+res.life)/(res.oracle+res.life)
+				t.Logf("seed %d: %d claims, %.2f %% warm or unforeseen, %.3f of the oracle's pod-seconds (before the claims alone %.1f), %d surplus pods deleted",
 					seed, res.claims, 100*hits, total, res.idle/res.oracle, res.deleted)
 				if hits < s.least || total > s.most {
 					t.Errorf("seed %d: expected %.2f at least, and %.2f at most", seed, s.least, s.most)
