@@ -147,6 +147,11 @@ bench-claims: ground
 	go test ./allocator/rest -run '^$$' -bench 'Create$$'
 	go test ./bench -run '^$$' -bench 'Claim|Batch|NoisyTeam|Drain|Lives|Handover|Memory' -benchtime 1x -timeout 60m -v
 
+## bench-demand: how many claims find a warm pod in four minutes with bursts, and what that costs, beside a fixed pool; on pods without processes
+.PHONY: bench-demand
+bench-demand: ground
+	go test ./bench -run '^$$' -bench 'Demand' -benchtime 1x -timeout 20m -v
+
 ## bench-cache: what a hit in the route cache costs against a bare LRU, and what a route takes
 .PHONY: bench-cache
 bench-cache:

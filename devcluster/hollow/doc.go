@@ -1,5 +1,5 @@
 // Package hollow adds nodes for thousands of pods without processes to a devcluster. A
-// pod that is bound to such a node is Ready at once, on an address of its own in
+// pod that is bound to such a node is Ready at once, or after Options.StartTime, on an address of its own in
 // 127.0.0.0/8, and one HTTP server answers on all these addresses. It is for
 // benchmarks and for tests with many pods. Package processnode is for pods that run a
 // program.

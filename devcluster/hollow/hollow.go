@@ -44,6 +44,9 @@ type Options struct {
 	// Handler must close a connection that it hijacks. Default: a handler that answers
 	// with the address.
 	Handler http.Handler
+	// StartTime returns how long a pod takes from its binding until it is ready. It may be called concurrently.
+	// Default: none.
+	StartTime func() time.Duration
 }
 
 // Nodes are running hollow nodes with their scheduler and server. Methods may be called
@@ -94,7 +97,13 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (*Nodes, error
 		}
 	}
 	factory, err := nodes.WatchPods(client, fields.OneTermNotEqualSelector("spec.nodeName", ""),
-		func(pod *corev1.Pod) { n.queue.Add(cache.MetaObjectToName(pod)) }, n.gone)
+		func(pod *corev1.Pod) {
+			if o.StartTime != nil && pod.DeletionTimestamp == nil && pod.Status.PodIP == "" {
+				n.queue.AddAfter(cache.MetaObjectToName(pod), o.StartTime())
+				return
+			}
+			n.queue.Add(cache.MetaObjectToName(pod))
+		}, n.gone)
 	if err != nil {
 		return nil, fmt.Errorf("hollow nodes: %w", err)
 	}
