@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -53,7 +54,8 @@ func TestNoPodIsCreatedFromARefusedTemplate(t *testing.T) {
 		switch {
 		case r.Method == http.MethodPost:
 			made <- r.URL.Path
-			_ = json.NewEncoder(w).Encode(corev1.Pod{})
+			w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
+			_, _ = io.Copy(w, r.Body)
 		case strings.HasSuffix(r.URL.Path, "/sandboxpools"):
 			_ = json.NewEncoder(w).Encode(v1alpha1.SandboxPoolList{Items: []v1alpha1.SandboxPool{*pool}})
 		}
