@@ -20,6 +20,12 @@ func (a *Allocator) Pod(ctx context.Context, key core.PodKey) (inspect.Pod, erro
 	return p, unanswered(err)
 }
 
+// LogLines implements rest.Allocator.
+func (a *Allocator) LogLines(ctx context.Context, s core.Sandbox) ([]string, error) {
+	lines, err := a.watches.records.LogLines(ctx, s.ID)
+	return lines, unanswered(err)
+}
+
 // PendingPods implements rest.Allocator.
 func (a *Allocator) PendingPods(ctx context.Context, pool string, most int) ([]core.PodKey, int, error) {
 	key := core.PoolKey{Namespace: a.o.Namespace, Name: pool}

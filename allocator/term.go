@@ -37,6 +37,7 @@ const (
 	callbackWorkers   = 8
 	objectWorkers     = 24
 	labelWorkers      = 4
+	logWorkers        = 4
 )
 
 // term holds the parts of a leader, from its election to the end of its term.
@@ -58,6 +59,7 @@ type term struct {
 	callbacks *workers // calls of OnSandboxReady and OnSandboxReleased, which may be slow
 	lines     *workers // log lines of releases: writing one takes longer than a release
 	found     *workers // delayed log lines, see report
+	logs      *workers // reads of the logs of sandboxes that have ended
 	caller    *poststart.Caller
 	agents    *agents.Caller // nil without a cluster's key: no pool has agents then
 	events    *events.Ring
@@ -103,6 +105,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.callbacks.run(ctx, callbackWorkers) })
 	all.Go(func() { t.lines.finish(ctx, 1) })
 	all.Go(func() { t.found.run(ctx, 1) })
+	all.Go(func() { t.logs.run(ctx, logWorkers) })
 	all.Go(func() { t.hooks.run(ctx) })
 	all.Go(func() { t.inits.run(ctx) })
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
@@ -195,7 +198,7 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 		number: log.Term(), a: a, answers: newAnswers(), events: events.New(log.Term()),
 		log: a.o.Log.With(zap.Uint64("term", log.Term())),
 	}
-	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.callbacks, &t.lines, &t.found} {
+	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.callbacks, &t.lines, &t.found, &t.logs} {
 		*w = newWorkers(t.log)
 	}
 	t.hooks = newHooks(t.start, func(s core.Sandbox) core.Sandbox { return s })
@@ -335,6 +338,8 @@ func (t *term) do(e core.Effect) {
 		t.other.add("delete Sandbox object", func(ctx context.Context) error { return t.objects.Forget(ctx, e) })
 	case core.WriteObject:
 		t.objects.Record(e)
+	case core.ReadLog:
+		t.readLog(e)
 	case core.LabelPod:
 		t.labeler.Label(e)
 	case core.StartSandbox:
@@ -403,6 +408,27 @@ func (t *term) do(e core.Effect) {
 	default:
 		panic(fmt.Sprintf("allocator: unknown effect %T", e))
 	}
+}
+
+// maxLogTries is how often the log of a sandbox is read at most.
+const maxLogTries = 3
+
+// readLog has the last lines of the log of a sandbox read if its pool wants them. The pod may be deleted before.
+func (t *term) readLog(e core.ReadLog) {
+	pool, ok := t.a.watches.pools.Seen(e.Sandbox.Pool)
+	if !ok || pool.Spec.Records == nil || pool.Spec.Records.LogLines == 0 {
+		return
+	}
+	tries := 0
+	t.logs.add("read the log of a sandbox", func(ctx context.Context) error {
+		t.headStart.wait(ctx)
+		err := t.writer.ReadLog(ctx, e, int(pool.Spec.Records.LogLines))
+		if tries++; err != nil && tries == maxLogTries {
+			t.log.Warn("the record of a sandbox gets no log lines", zap.String("sandboxID", sandboxid.Short(e.Sandbox.ID)), zap.Error(err))
+			return nil
+		}
+		return err
+	})
 }
 
 // reportEvery is the interval in which report checks the lease.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -66,6 +68,43 @@ func TestFailingPodDeletionsBlockNothingElse(t *testing.T) {
 		require.Len(t, made, 1)
 		require.Len(t, deleted, 1)
 		require.Equal(t, deleteWorkers, tm.deletes.waiting(), "they are tried again")
+		stop()
+		working.Wait()
+	})
+}
+
+// Invariant: P16
+func TestLogIsReadOnlyIfThePoolAsksForIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asks, silent := stack.DemoPool(poolKey.Namespace, poolKey.Name, 1), stack.DemoPool(poolKey.Namespace, "silent", 1)
+		asks.Spec.Records, silent.Spec.Records = &v1alpha1.PoolRecords{LogLines: 3}, &v1alpha1.PoolRecords{}
+		var calls []string
+		clients := fakeAPI(func(r *http.Request) (int, any) {
+			if strings.HasSuffix(r.URL.Path, "/sandboxpools") {
+				return 200, v1alpha1.SandboxPoolList{Items: []v1alpha1.SandboxPool{*asks, *silent}}
+			}
+			calls = append(calls, r.URL.Path)
+			return 503, nil // no kubelet answers
+		}).clients(t)
+		seen, logs := observer.New(zap.WarnLevel)
+		a := &Allocator{limits: &teamLimits{}, watches: &watches{}, control: newControl(t)}
+		tm := &term{a: a, loop: newTestLoop(t, nil), log: zap.New(seen), logs: newWorkers(zap.NewNop())}
+		tm.writer = newPodWriter(t, clients, tm)
+		a.watches.pools = newPools(t, clients, tm.Submit)
+		_, _, err := a.watches.pools.List(t.Context())
+		require.NoError(t, err)
+		ctx, stop := context.WithCancel(t.Context())
+		var working sync.WaitGroup
+		working.Go(func() { tm.logs.run(ctx, logWorkers) })
+		for _, pool := range []string{"silent", "gone", poolKey.Name} {
+			tm.do(core.ReadLog{Sandbox: core.Sandbox{
+				Binding: core.Binding{ID: pool}, Pool: core.PoolKey{Namespace: poolKey.Namespace, Name: pool}, Pod: core.PodKey{Namespace: "default", Name: pool},
+			}})
+		}
+		time.Sleep(time.Hour)
+		require.Equal(t, slices.Repeat([]string{"/api/v1/namespaces/default/pods/" + poolKey.Name}, maxLogTries), calls)
+		require.Equal(t, 1, logs.Len())
+		require.Zero(t, tm.logs.waiting())
 		stop()
 		working.Wait()
 	})

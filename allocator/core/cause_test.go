@@ -1,7 +1,9 @@
 package core
 
 import (
+	"net/netip"
 	"reflect"
+	"slices"
 	"testing"
 )
 
@@ -122,4 +124,62 @@ func TestNextLeaderTellsCordonedNodesFromLostOnes(t *testing.T) {
 			t.Errorf("%s: recovered %+v", want, sb)
 		}
 	}
+}
+
+// Invariant: I5
+func TestLogIsReadWhenASandboxFails(t *testing.T) {
+	fails := map[string]Event{
+		ReasonFailed:  PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Finished = true })},
+		ReasonRestart: PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Restarts = 1 })},
+	}
+	others := map[string]Event{
+		ReasonPodDeleted: PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })},
+		ReasonPodMoved:   PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP = netip.MustParseAddr("127.9.9.9") })},
+	}
+	ends := func(ev Event) (*sim, Sandbox) {
+		s := newSim(t)
+		s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+		s.claim()
+		s.step(ev)
+		return s, one[SandboxReleased](s).Sandbox
+	}
+	for reason, ev := range fails {
+		s, sb := ends(ev)
+		if r := one[ReadLog](s).Sandbox; r.ID != sb.ID || r.Reason != reason {
+			t.Errorf("%s: reads %+v", reason, r)
+		}
+		s.step(LogRead{ID: sb.ID, Lines: []string{"last"}})
+		if o := one[WriteObject](s); !slices.Equal(o.LogLines, []string{"last"}) || !sb.Revision.Less(o.Sandbox.Revision) || o.Sandbox.Phase != Released {
+			t.Errorf("%s: writes %+v", reason, o)
+		}
+		for range 10 { // nothing waits for the next read
+			s.pass(window)
+			if len(of[DeletePod](s.effects)) > 0 {
+				break
+			}
+		}
+		s.step(PodGone{key("a-1")})
+		if o := one[WriteObject](s); o.Sandbox.Phase != Ended || o.LogLines != nil {
+			t.Errorf("%s: writes %+v", reason, o)
+		}
+		s.step(LogRead{ID: sb.ID, Lines: nil})
+		none[WriteObject](s)
+	}
+	for reason, ev := range others {
+		s, sb := ends(ev)
+		if none[ReadLog](s); sb.Reason != reason {
+			t.Errorf("ended for %s, want %s", sb.Reason, reason)
+		}
+	}
+
+	// The leader ended before it had read the log.
+	released := *on("a-1", "x").Sandbox
+	released.Phase, released.ReleasedAt, released.Cause = Released, start.Wall, because(ReasonFailed)
+	s := newSimAt(t, 2, start)
+	s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used, p.Finished = true, true })}, Fact{Revision: released.Revision, Sandbox: &released})
+	if r := one[ReadLog](s).Sandbox; r.ID != "x" {
+		t.Errorf("the next leader reads %+v", r)
+	}
+	s.step(LogRead{ID: "unknown", Lines: []string{"last"}})
+	none[WriteObject](s)
 }

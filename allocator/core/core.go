@@ -183,6 +183,8 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.release(ev)
 	case ObjectWritten:
 		c.objectWritten(ev)
+	case LogRead:
+		c.logRead(ev)
 	case ObjectSeen:
 		c.objectSeen(ev)
 	case ObjectGone:

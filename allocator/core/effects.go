@@ -54,11 +54,16 @@ type (
 	StartSandbox struct{ Sandbox Sandbox }
 	// WriteObject writes the Sandbox object. ObjectWritten answers it. Only the latest of several for one
 	// ID counts. Touch: only the last activity has changed, and a missing object is not created,
-	// because a deposed leader would bring a deleted one back.
+	// because a deposed leader would bring a deleted one back. LogLines are added to the object; nil: the
+	// object keeps those that it has.
 	WriteObject struct {
-		Sandbox Sandbox
-		Touch   bool
+		Sandbox  Sandbox
+		Touch    bool
+		LogLines []string
 	}
+	// ReadLog: a sandbox ended by itself or failed, and its pod exists. LogRead answers with the last lines of
+	// its log, if the pool wants them and they can be read. Core waits for nothing.
+	ReadLog struct{ Sandbox Sandbox }
 	// DeleteObject deletes the Sandbox object of a sandbox that ended long ago, unless it shows a later
 	// revision.
 	DeleteObject struct {
@@ -311,6 +316,7 @@ func (Repaired) effect()            {}
 func (DeletePod) effect()           {}
 func (IdlePodFailed) effect()       {}
 func (WriteObject) effect()         {}
+func (ReadLog) effect()             {}
 func (DeleteObject) effect()        {}
 func (PoolDrained) effect()         {}
 func (Claimed) effect()             {}

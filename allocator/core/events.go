@@ -108,6 +108,11 @@ type (
 		ID       string
 		Revision Revision
 	}
+	// LogRead has the last lines of the log of a released sandbox. Core does not keep them.
+	LogRead struct {
+		ID    string
+		Lines []string
+	}
 	// ObjectSeen is an observation of a Sandbox object.
 	ObjectSeen struct {
 		ID       string
@@ -237,6 +242,7 @@ func (Written) event()        {}
 func (WriterReady) event()    {}
 func (Release) event()        {}
 func (ObjectWritten) event()  {}
+func (LogRead) event()        {}
 func (ObjectSeen) event()     {}
 func (ObjectGone) event()     {}
 func (SessionJoined) event()  {}

@@ -59,6 +59,8 @@ func (j *job) String() string {
 		return "delete " + e.Pod.Name
 	case WriteObject:
 		return "record " + e.Sandbox.ID
+	case ReadLog:
+		return "read log " + e.Sandbox.ID
 	case DeleteObject:
 		return "forget " + e.ID
 	case PoolDrained:
@@ -360,8 +362,12 @@ func (w *world) attempt(j *job, luck int) bool {
 			return false
 		}
 		j.report = []Event{ObjectWritten{e.Sandbox.ID, e.Sandbox.Revision}}
-	case DeleteObject:
+	case ReadLog:
 		if takesPlace {
+			j.report = []Event{LogRead{ID: e.Sandbox.ID, Lines: []string{"x"}}}
+		}
+	case DeleteObject:
+		if r := w.records[e.ID]; takesPlace && r != nil && !e.Revision.Less(r.Revision) {
 			w.dropObject(e.ID)
 		}
 		if luck > landsReportedLate {

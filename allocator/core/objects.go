@@ -1,5 +1,7 @@
 package core
 
+import "slices"
+
 func (c *Core) objectWritten(ev ObjectWritten) {
 	sb := c.sandboxes.byID[ev.ID]
 	if sb == nil || !sb.objectRevision.Less(ev.Revision) {
@@ -8,6 +10,22 @@ func (c *Core) objectWritten(ev ObjectWritten) {
 	sb.objectRevision = ev.Revision
 	c.emit(Settle{ID: sb.ID, Revision: ev.Revision})
 	c.claims.letGo(sb)
+}
+
+// readLog has the log of a released sandbox read. Its pod is deleted no earlier than the connect window after
+// this, and the next leader asks again.
+func (s *step) readLog(sb *sandbox) {
+	if slices.Contains(logReasons, sb.Reason) {
+		s.emit(ReadLog{Sandbox: sb.Sandbox})
+	}
+}
+
+// logRead has the object show the last lines of a log.
+func (c *Core) logRead(ev LogRead) {
+	if sb := c.sandboxes.byID[ev.ID]; sb != nil && !sb.dropped && len(ev.Lines) > 0 {
+		sb.Revision = c.outbox.revision()
+		c.emit(WriteObject{Sandbox: sb.Sandbox, LogLines: ev.Lines})
+	}
 }
 
 // objectSeen acts on an observed Sandbox object. The deletion of an object releases its sandbox. A

@@ -360,6 +360,7 @@ func (c *Core) hold(p *pod, sb *sandbox) {
 		c.outbox.revise(sb)
 		c.addRoutes(sb)
 	}
+	c.readLog(sb) // the earlier leader may not have done it
 	c.startFence(sb)
 }
 

@@ -39,6 +39,12 @@ const (
 	ReasonDuplicate           = "Duplicate"
 )
 
+// logReasons are those of sandboxes that ended by themselves or failed, while their nodes could be asked for a
+// log.
+var logReasons = []string{
+	ReasonStartup, ReasonStartFailed, ReasonConfigurationFailed, ReasonRestart, ReasonOOMKilled, ReasonFailed, ReasonCompleted, ReasonEvicted,
+}
+
 // Reasons explains all reasons, for docs/reference/reasons.md.
 var Reasons = []struct{ Reason, When, Next string }{
 	{ReasonKilled, "a call released it: `DELETE /sandboxes/{id}`, an SDK's `kill()`, `berth kill`", "-"},

@@ -133,6 +133,7 @@ func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
 	if p != nil {
 		p.enter(podReleased, c.now.Boot)
 		c.emit(LabelPod{Pod: sb.Pod, Pool: sb.Pool.Name, ID: sb.ID, Released: true})
+		c.readLog(sb)
 	}
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
 	c.emit(SandboxReleased{sb.Sandbox})

@@ -23,6 +23,11 @@ func (a *api) diagnose(w *reply, r *http.Request) error {
 		return err
 	}
 	shown := openapi.SandboxDiagnostics{Sandbox: a.toRecord(s)}
+	if !s.ReleasedAt.IsZero() {
+		if shown.LogLines, err = a.Allocator.LogLines(r.Context(), s); err != nil {
+			return err
+		}
+	}
 	switch p, err := a.Allocator.Pod(r.Context(), s.Pod); {
 	case errors.Is(err, inspect.ErrGone):
 		shown.PodProblem = "the pod does not exist any more"

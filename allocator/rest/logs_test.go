@@ -150,9 +150,14 @@ func TestDiagnosticsShowPodContainersWarningsAndNode(t *testing.T) {
 	require.Len(t, all.Pods, 1)
 	require.Equal(t, 3, all.PodsOthers)
 	require.Equal(t, "ImagePullBackOff", all.Pods[0].Containers[0].Reason)
-	f.inspected, f.warnings = nil, p.Warnings
+	f.inspected, f.warnings, f.lastLines = nil, p.Warnings, []string{"last", "words"}
+	require.NotContains(t, call(handler(t, f), "GET", "/v1/sandboxes/aa1/diagnostics", "").Body.String(), "words", "it has not ended")
 	body := call(handler(t, f), "GET", "/v1/sandboxes/gone/diagnostics", "").Body.String()
 	require.Contains(t, body, "does not exist any more")
+	require.Contains(t, body, `"logLines":["last","words"]`)
+	for _, other := range []string{"/v1/sandboxes?phase=ended", "/v1/sandboxes/gone", "/v1/sandboxes/gone/route"} {
+		require.NotContains(t, call(handler(t, f), "GET", other, "").Body.String(), "words", other)
+	}
 	require.Contains(t, body, `"warnings":[{"count":4,"lastSeen":"2030-01-01T12:00:00Z","message":"pull","reason":"Failed"}]`)
 	refusal(t, call(handler(t, f), "GET", "/v1/sandboxes/none/diagnostics", ""), 404, apierror.SandboxNotFound)
 	refusal(t, call(handler(t, f), "GET", "/v1/pools/ruby/diagnostics", ""), 404, apierror.PoolNotFound)

@@ -83,6 +83,8 @@ type Allocator interface {
 	// most `most` pods of a pool that are not ready, and the number of omitted ones.
 	Pod(ctx context.Context, key core.PodKey) (inspect.Pod, error)
 	PendingPods(ctx context.Context, pool string, most int) ([]core.PodKey, int, error)
+	// LogLines returns the last lines of the log in the record of an ended sandbox.
+	LogLines(ctx context.Context, s core.Sandbox) ([]string, error)
 	// Logs opens the log of a container; the error may be inspect.ErrNoLogs or ErrGone. Usage returns
 	// what sandboxes use, by their IDs; the error may be inspect.ErrNoMetrics.
 	Logs(ctx context.Context, key core.PodKey, o inspect.LogOptions) (io.ReadCloser, error)

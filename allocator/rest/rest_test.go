@@ -61,6 +61,7 @@ type fake struct {
 	inspected  map[string]inspect.Pod
 	warnings   []corev1.Event // of pods that are gone
 	log        string
+	lastLines  []string
 	logOptions inspect.LogOptions
 	logErr     error
 	usage      map[string]inspect.Usage
@@ -221,6 +222,10 @@ func (f *fake) PendingPods(ctx context.Context, _ string, _ int) (keys []core.Po
 		keys = append(keys, core.PodKey{Name: name})
 	}
 	return keys, 3, f.wait(ctx)
+}
+
+func (f *fake) LogLines(ctx context.Context, _ core.Sandbox) ([]string, error) {
+	return f.lastLines, f.wait(ctx)
 }
 
 func (f *fake) Logs(ctx context.Context, _ core.PodKey, o inspect.LogOptions) (io.ReadCloser, error) {

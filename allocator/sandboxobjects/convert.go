@@ -15,7 +15,7 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
+func toObject(s core.Sandbox, namespace string, lines []string) *v1alpha1.Sandbox {
 	o := &v1alpha1.Sandbox{
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "Sandbox"},
 		ObjectMeta: metav1.ObjectMeta{
@@ -28,7 +28,7 @@ func toObject(s core.Sandbox, namespace string) *v1alpha1.Sandbox {
 			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, Batch: s.Batch,
 			Access: v1alpha1.Access(s.Access.String()), MaskHost: s.MaskHost, AgentPort: int32(s.Agent.Port), AgentPublic: s.Agent.Public,
 		},
-		Status: toStatus(s),
+		Status: toStatus(s, lines),
 	}
 	if needsFinalizer(s) {
 		o.Finalizers = []string{v1alpha1.SandboxFinalizer}
@@ -81,11 +81,12 @@ func workloadFromObject(w *v1alpha1.Workload) *core.Workload {
 	return &core.Workload{Images: w.Images, Requests: core.Resources(w.Requests), Limits: core.Resources(w.Limits)}
 }
 
-func toStatus(s core.Sandbox) v1alpha1.SandboxStatus {
+func toStatus(s core.Sandbox, lines []string) v1alpha1.SandboxStatus {
 	status := v1alpha1.SandboxStatus{
 		Reason:     s.Reason,
 		Message:    s.Message,
 		ExitCode:   s.ExitCode,
+		LogLines:   lines,
 		StartedAt:  timeToObject(s.StartedAt),
 		ReleasedAt: timeToObject(s.ReleasedAt),
 		LastActive: timeToObject(s.LastActive),

@@ -2,8 +2,10 @@ package sandboxobjects
 
 import (
 	"context"
+	"fmt"
 
 	"go.uber.org/zap"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -39,6 +41,9 @@ type Listed struct {
 // out objects that no allocator has written, and unreadable objects of sandboxes that have ended.
 func (w *Watcher) List(ctx context.Context) (Listed, error) {
 	objects, _, err := kube.List(ctx, w.resource, w.o.Log, func(page *v1alpha1.SandboxList) []v1alpha1.Sandbox {
+		for i := range page.Items {
+			page.Items[i].Status.LogLines = nil // LogLines reads them, and they may be megabytes together
+		}
 		return page.Items
 	})
 	listed := Listed{Unreadable: map[string]error{}}
@@ -63,6 +68,21 @@ func (w *Watcher) List(ctx context.Context) (Listed, error) {
 		}
 	}
 	return listed, err
+}
+
+// LogLines returns the last lines of the log that the object of a sandbox has.
+func (w *Watcher) LogLines(ctx context.Context, id string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, kube.CallTimeout)
+	defer cancel()
+	var object v1alpha1.Sandbox
+	err := w.o.Clients.Berth.Get().Namespace(w.o.Namespace).Resource(resource).Name(id).Do(ctx).Into(&object)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("read sandbox object: %w", err)
+	}
+	return object.Status.LogLines, nil
 }
 
 // Run submits deletions and changed revisions of objects until ctx ends.

@@ -50,6 +50,7 @@ type Writer struct {
 type waiting struct {
 	sandbox core.Sandbox
 	touch   bool          // update only: a missing object is not created
+	lines   []string      // of the log, to be added; nil: none
 	since   time.Duration // boot clock
 	refused bool          // the API server answered, and rejected the write
 }
@@ -102,6 +103,9 @@ func (p *Writer) Record(r core.WriteObject) {
 		w.since, w.touch = bootclock.Now(), true
 	}
 	w.sandbox, w.touch = s, w.touch && r.Touch
+	if len(r.LogLines) > 0 {
+		w.lines = r.LogLines
+	}
 	p.latest[s.ID] = w
 	p.mu.Unlock()
 	p.queue.Add(s.ID)
@@ -143,7 +147,7 @@ func (p *Writer) next(ctx context.Context, id string) error {
 		return nil // an earlier write included it
 	}
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
-	err := p.write(call, w.sandbox, w.touch)
+	err := p.write(call, w)
 	cancel()
 	gone := w.touch && apierrors.IsNotFound(err) // the watch reports the loss, and the core has the object created if it is needed
 	if err != nil && !gone {
@@ -188,20 +192,21 @@ func refused(err error) bool {
 	}
 }
 
-// write updates the object to the state of s unless the object shows a newer one. With touch it
-// returns NotFound if the object does not exist.
-func (p *Writer) write(ctx context.Context, s core.Sandbox, touch bool) error {
+// write updates the object to the state that waits unless the object shows a newer one. With touch it returns
+// NotFound if the object does not exist.
+func (p *Writer) write(ctx context.Context, w waiting) error {
+	s := w.sandbox
 	p.mu.Lock()
 	at, known := p.written[s.ID]
 	p.mu.Unlock()
 	if known && s.Revision.Less(at.revision) {
 		return nil
 	}
-	if !known && !touch {
+	if !known && !w.touch {
 		// Decode into an object of its own, because the maps of the first are shared.
 		var made v1alpha1.Sandbox
 		err := p.o.Clients.Berth.Post().Namespace(p.o.Namespace).Resource(resource).
-			Body(toObject(s, p.o.Namespace)).Do(ctx).Into(&made)
+			Body(toObject(s, p.o.Namespace, w.lines)).Do(ctx).Into(&made)
 		if err == nil {
 			p.remember(s, &made)
 			return nil
@@ -217,7 +222,7 @@ func (p *Writer) write(ctx context.Context, s core.Sandbox, touch bool) error {
 		}
 		at = found
 	}
-	object, err := p.patch(ctx, s.ID, patchOf(s, at))
+	object, err := p.patch(ctx, s.ID, patchOf(s, at, w.lines))
 	if err != nil {
 		p.forget(s.ID) // the next attempt reads or creates the object
 		return fmt.Errorf("update sandbox object: %w", err)
@@ -246,19 +251,19 @@ func (p *Writer) named(r *rest.Request, id string) *rest.Request {
 func needsFinalizer(s core.Sandbox) bool { return s.Phase != core.Ended || s.IdempotencyKey != "" }
 
 // patchOf returns the patch from the known version of the object to s. The version is a
-// precondition.
-func patchOf(s core.Sandbox, at version) map[string]any {
+// precondition. Without lines the object keeps those that it has.
+func patchOf(s core.Sandbox, at version, lines []string) map[string]any {
 	metadata := map[string]any{"uid": at.uid, "resourceVersion": at.version}
 	if !needsFinalizer(s) && slices.Contains(at.finalizers, v1alpha1.SandboxFinalizer) {
 		metadata["finalizers"] = slices.DeleteFunc(slices.Clone(at.finalizers), func(f string) bool { return f == v1alpha1.SandboxFinalizer })
 	}
-	status := toStatus(s)
+	status := toStatus(s, lines)
 	if s.LastActive.Before(at.lastActive) {
 		status.LastActive = nil // keep the newer time
 	}
 	patch := map[string]any{"metadata": metadata, "status": status}
 	if at.broken {
-		patch["spec"] = toObject(s, "").Spec
+		patch["spec"] = toObject(s, "", nil).Spec
 	} else {
 		patch["spec"] = map[string]any{"endAt": timeToObject(s.EndAt)} // all other fields are constant since the claim
 	}
@@ -325,7 +330,7 @@ func (p *Writer) forgetObject(ctx context.Context, e core.DeleteObject) error {
 	}
 	at := versionOf(&object, core.Revision{})
 	if slices.Contains(at.finalizers, v1alpha1.SandboxFinalizer) {
-		patch := patchOf(core.Sandbox{Phase: core.Ended}, at)
+		patch := patchOf(core.Sandbox{Phase: core.Ended}, at, nil)
 		changed, err := p.patch(ctx, e.ID, map[string]any{"metadata": patch["metadata"]})
 		if err != nil {
 			return err

@@ -8,6 +8,8 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"reflect"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -242,6 +244,32 @@ func TestObjectShowsTheMovedEndAndLatestActivity(t *testing.T) {
 	s = write(next, time.Time{}, time.Time{})
 	require.Zero(t, s.EndAt)
 	require.Equal(t, later, s.LastActive)
+}
+
+// Log lines may have secrets, and leaders read all objects when they begin: only LogLines returns them.
+func TestLogLinesStayInTheObjectAlone(t *testing.T) {
+	cluster := shared.Start(t)
+	p, next := newWriter(t, cluster), newWriter(t, cluster)
+	w := newWatcher(t, p.clients)
+	lines := func() []string {
+		t.Helper()
+		all, err := w.LogLines(t.Context(), sandbox(core.Running, 2, 1).ID)
+		require.NoError(t, err)
+		return all
+	}
+	require.Empty(t, lines(), "there is no object")
+	p.write(sandbox(core.Released, 2, 1))
+	require.Empty(t, lines())
+	longest := append(slices.Repeat([]string{""}, 99), strings.Repeat("\x00", 8192))
+	p.Record(core.WriteObject{Sandbox: sandbox(core.Released, 2, 2), LogLines: longest})
+	p.write(sandbox(core.Released, 2, 3)) // it may come before the lines are written
+	require.Equal(t, longest, lines())
+	next.write(sandbox(core.Ended, 3, 1))
+	require.Equal(t, longest, lines())
+	require.Equal(t, []core.Sandbox{sandbox(core.Ended, 3, 1)}, p.list().Sandboxes)
+	next.Record(core.WriteObject{Sandbox: sandbox(core.Ended, 3, 2), LogLines: []string{"a"}})
+	<-next.recorded
+	require.Equal(t, []string{"a"}, lines())
 }
 
 // A user who edits an object must not be able to keep every leader from beginning.

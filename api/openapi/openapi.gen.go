@@ -1172,7 +1172,9 @@ type SandboxState string
 
 // SandboxDiagnostics defines model for SandboxDiagnostics.
 type SandboxDiagnostics struct {
-	Pod *PodDiagnostics `json:"pod,omitempty"`
+	// LogLines Of a sandbox that ended by itself or failed, if its pool has spec.records.logLines: the last lines of the log of the container whose end is the reason, or else of the first one. At most 8 KiB.
+	LogLines []string        `json:"logLines,omitempty"`
+	Pod      *PodDiagnostics `json:"pod,omitempty"`
 
 	// PodProblem Why there is no pod.
 	PodProblem string        `json:"podProblem,omitempty"`

@@ -217,6 +217,10 @@ type SandboxPoolSpec struct {
 	// +optional
 	StartupTimeoutSeconds *int32 `json:"startupTimeoutSeconds,omitempty"`
 
+	// records says what the records of ended sandboxes keep. A change also applies to live sandboxes.
+	// +optional
+	Records *PoolRecords `json:"records,omitempty"`
+
 	// Agent, if enabled, puts Berth's agent into the first container of the pods: the program through which
 	// E2B's SDKs run commands and move files, and which takes the envVars, secrets and files of a claim. A
 	// change replaces idle pods.
@@ -243,6 +247,18 @@ type SandboxPoolSpec struct {
 	// clean up on SIGTERM. The sleep also comes before the end of a container whose
 	// liveness or startup probe failed. The allocator's own deletions cut it to 1 s.
 	Template PodTemplate `json:"template"`
+}
+
+// PoolRecords says what the records of ended sandboxes keep.
+type PoolRecords struct {
+	// logLines is how many of the last lines of its log the record of a sandbox keeps that ended by itself or
+	// failed: 0 to 100, and at most 8 KiB in all. They may have the sandbox's secrets, and everyone reads them
+	// who may read its diagnostics or its Sandbox object. They are read once, when the release is durable, and
+	// are missing if the node does not answer within 2 s. Default: 0.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
+	// +optional
+	LogLines int32 `json:"logLines,omitempty"`
 }
 
 // PoolAgent is Berth's agent in the pods of a pool. An init container copies its program to

@@ -200,6 +200,13 @@ type SandboxStatus struct {
 	// exitCode is that of the container whose end is the reason.
 	// +optional
 	ExitCode *int32 `json:"exitCode,omitempty"`
+	// logLines are the last lines of its log, if the pool's spec.records asks for them and it ended by itself
+	// or failed. The sandbox has written them: they may have its secrets.
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=8192
+	// +optional
+	// +listType=atomic
+	LogLines []string `json:"logLines,omitempty"`
 	// startedAt is when it began to run.
 	// +optional
 	StartedAt *metav1.MicroTime `json:"startedAt,omitempty"`

@@ -129,6 +129,7 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case rest == "diagnostics" && id == third:
 		answer(w, http.StatusOK, openapi.SandboxDiagnostics{
 			Sandbox: killed(), PodProblem: "the pod does not exist any more", Warnings: brokenPod().Warnings,
+			LogLines: []string{"reading data.csv", "\x1b[31m90 %\r"},
 		})
 	case rest == "diagnostics" && id == second:
 		answer(w, http.StatusOK, openapi.SandboxDiagnostics{Sandbox: recordOf(s.live[1]), Pod: new(brokenPod())})

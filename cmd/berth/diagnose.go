@@ -97,6 +97,11 @@ func (d *diagnosis) print(o *output) error {
 	default:
 		r.pod(o, d.Diagnostics.Pod)
 	}
+	if d.Diagnostics != nil {
+		for _, l := range d.Diagnostics.LogLines {
+			r.line("Last log", "%s", l)
+		}
+	}
 	if d.LogProblem != "" {
 		r.line("Log", "%s", d.LogProblem)
 	}

@@ -1,0 +1,119 @@
+package pods
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/kube"
+)
+
+func TestLastLinesAreBoundedAndUTF8(t *testing.T) {
+	long := strings.Repeat("é", 6000)
+	for name, c := range map[string]struct {
+		text  string
+		lines int
+		want  []string
+	}{
+		"nothing":            {"", 5, nil},
+		"an empty line":      {"\n", 5, nil},
+		"fewer than asked":   {"a\nb\n", 5, []string{"a", "b"}},
+		"no end of the line": {"a\nb", 5, []string{"a", "b"}},
+		"the last ones":      {"a\nb\n\nc\n", 2, []string{"", "c"}},
+		"not UTF-8":          {"a\xffb\n", 5, []string{"a\ufffdb"}},
+		"too long":           {"first\n" + long + "\n", 5, []string{"..." + long[len(long)-logKept+4:]}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := lastLines(c.text, c.lines)
+			require.Equal(t, c.want, got)
+			all := strings.Join(got, "")
+			require.LessOrEqual(t, len(all), logKept)
+			require.True(t, utf8.ValidString(all))
+		})
+	}
+}
+
+func TestLogIsThatOfTheContainerThatEnded(t *testing.T) {
+	at := metav1.NewTime(time.Unix(5, 0))
+	end := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, FinishedAt: at}}
+	runs := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	waits := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+	for name, c := range map[string]struct {
+		reason   string
+		phase    corev1.PodPhase
+		second   corev1.ContainerStatus
+		want     string
+		previous bool
+	}{
+		"failed":               {core.ReasonFailed, corev1.PodFailed, corev1.ContainerStatus{State: end}, "second", false},
+		"restarted":            {core.ReasonRestart, corev1.PodRunning, corev1.ContainerStatus{State: runs, LastTerminationState: end}, "second", true},
+		"about to restart":     {core.ReasonOOMKilled, corev1.PodRunning, corev1.ContainerStatus{State: waits, LastTerminationState: end}, "second", true},
+		"restarted, and ended": {core.ReasonFailed, corev1.PodFailed, corev1.ContainerStatus{State: end, LastTerminationState: end}, "second", false},
+		"restarted long ago":   {core.ReasonEvicted, corev1.PodRunning, corev1.ContainerStatus{State: runs, LastTerminationState: end}, "first", false},
+		"did not start":        {core.ReasonStartFailed, corev1.PodRunning, corev1.ContainerStatus{State: runs}, "first", false},
+		"no container ended":   {core.ReasonFailed, corev1.PodFailed, corev1.ContainerStatus{State: runs}, "first", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.second.Name = "second"
+			container, previous := logOf(&corev1.Pod{
+				Spec:   corev1.PodSpec{Containers: []corev1.Container{{Name: "first"}, {Name: "second"}}},
+				Status: corev1.PodStatus{Phase: c.phase, ContainerStatuses: []corev1.ContainerStatus{{Name: "first", State: runs}, c.second}},
+			}, c.reason)
+			require.Equal(t, c.want, container)
+			require.Equal(t, c.previous, previous)
+		})
+	}
+}
+
+func TestLogOfAnotherPodIsNotRead(t *testing.T) {
+	var query string
+	code := http.StatusOK
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case !strings.HasSuffix(r.URL.Path, "/log"):
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(corev1.Pod{
+				TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "u"},
+				Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}},
+			})
+		case code != http.StatusOK:
+			http.Error(w, "no kubelet", code)
+		default:
+			query = r.URL.RawQuery
+			_, _ = w.Write([]byte("a\nb\n"))
+		}
+	}))
+	defer api.Close()
+	clients, err := kube.NewClients(&rest.Config{Host: api.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
+	require.NoError(t, err)
+	var events []core.Event
+	w, err := NewWriter(WriterOptions{Options: kube.Options{
+		Clients: clients, Namespace: "default", Log: zap.NewNop(), Submit: func(ev core.Event) { events = append(events, ev) },
+	}, Settings: Settings{ServeOn: time.Second}})
+	require.NoError(t, err)
+	read := func(uid string) error {
+		return w.ReadLog(t.Context(), core.ReadLog{Sandbox: core.Sandbox{
+			Binding: core.Binding{ID: "x"}, Pod: core.PodKey{Namespace: "default", Name: "p", UID: uid}, Cause: core.Cause{Reason: core.ReasonEvicted},
+		}}, 2)
+	}
+	require.NoError(t, read("u"))
+	require.Equal(t, []core.Event{core.LogRead{ID: "x", Lines: []string{"a", "b"}}}, events)
+	require.Equal(t, "container=main&limitBytes=2097152&tailLines=2", query)
+	require.NoError(t, read("another"))
+	code = http.StatusNotFound
+	require.NoError(t, read("u"), "it was deleted meanwhile")
+	code = http.StatusInternalServerError
+	require.Error(t, read("u"))
+	require.Len(t, events, 1)
+}
