@@ -24,12 +24,12 @@ import (
 
 // The trace of BenchmarkDemand. The first burst comes at demandBurst0, the others at random intervals.
 const (
-	demandTrace  = 4 * time.Minute
+	demandTrace  = 3 * time.Minute
 	demandRate   = 2. // claims a second
 	demandBurst  = 30 // claims within a second
 	demandBurst0 = 20 * time.Second
 	demandEvery  = 40 * time.Second
-	demandLife   = 20 * time.Second // of sandboxes, on average
+	demandLife   = 20 * time.Second // of sandboxes; exponential, at most three times that
 	demandStart  = 4 * time.Second  // of pods, median
 	demandSigma  = 0.4              // of the logarithm
 	// demandLearned is when the claims of the first burst are over.
@@ -68,7 +68,7 @@ func BenchmarkDemand(b *testing.B) {
 
 func demandClaims(r *rand.Rand) (trace []demandClaim) {
 	add := func(at time.Duration) {
-		trace = append(trace, demandClaim{at, time.Duration(r.ExpFloat64() * float64(demandLife))})
+		trace = append(trace, demandClaim{at, time.Duration(min(3, r.ExpFloat64()) * float64(demandLife))})
 	}
 	for at := r.ExpFloat64() / demandRate; at < demandTrace.Seconds(); at += r.ExpFloat64() / demandRate {
 		add(time.Duration(at * float64(time.Second)))

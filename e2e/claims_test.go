@@ -31,6 +31,7 @@ func (e *env) record(id string) (r v1alpha1.Sandbox, err error) {
 func TestClaimWaitsWhenItsPoolIsEmpty(t *testing.T) {
 	e := start(t, 1)
 	e.waitWarm(1)
+	e.scrape()         // the series of deleted pools of other tests go, which bound those of this one
 	first := e.claim() // its pod is being replaced
 	second := sandboxOf(t, e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+e.pool+`","waitTimeout":60}`))
 	require.NotEqual(t, first.PodName, second.PodName)
@@ -46,6 +47,26 @@ func TestClaimWaitsWhenItsPoolIsEmpty(t *testing.T) {
 	refused := e.api(http.MethodPost, "/sandboxes", `{"templateID":"`+e.pool+`","waitTimeout":1}`).refusal(t)
 	require.Equal(t, apierror.PoolEmpty, refused.Reason)
 	require.Contains(t, refused.Message, "2 claimed")
+	if page := e.scrape(); page != "" {
+		require.Regexp(t, `berth_allocator_pool_claims_total{pool="`+e.pool+`",result="refused"} 1\n`, page)
+		require.Regexp(t, `berth_allocator_pool_claim_wait_seconds_count{pool="`+e.pool+`"} 2\n`, page)
+		require.Regexp(t, `berth_allocator_pool_target_pods{part="warm",pool="`+e.pool+`"} 1\n`, page)
+		require.Regexp(t, `berth_allocator_pool_start_seconds{pool="`+e.pool+`"} [0-9]`, page)
+	}
+}
+
+// scrape reads the metrics of the leader, where Berth's programs are processes.
+func (e *env) scrape() string {
+	e.t.Helper()
+	if e.processes == nil {
+		return ""
+	}
+	leader, err := e.stack.Leader(e.t.Context())
+	require.NoError(e.t, err)
+	page, err := do(e.t.Context(), http.DefaultClient, http.MethodGet, leader.Admin+"/metrics", "", "")
+	require.NoError(e.t, err)
+	require.Equal(e.t, http.StatusOK, page.code, page.body)
+	return page.body
 }
 
 func TestRepeatedKeyNamesOneClaimUnderEveryLeader(t *testing.T) {
