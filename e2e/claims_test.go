@@ -103,7 +103,9 @@ func TestRepeatedKeyNamesOneClaimUnderEveryLeader(t *testing.T) {
 	require.Equal(t, apierror.KeyReused, claim("one", `{"templateID":"`+e.pool+`"}`).refusal(t).Reason)
 
 	together := batch()
+	waits, starting := e.waitsForColdPod()
 	require.NoError(t, e.site.killLeader(t.Context()))
+	require.Equal(t, starting, sandboxOf(t, claim("cold", waits)).PodName, "the next leader keeps the pod")
 	require.ElementsMatch(t, together, batch())
 	again := sandboxOf(t, claim("one", body))
 	require.Equal(t, s.SandboxID, again.SandboxID)
@@ -117,6 +119,31 @@ func TestRepeatedKeyNamesOneClaimUnderEveryLeader(t *testing.T) {
 	gone := claim("one", body).refusal(t)
 	require.Equal(t, apierror.SandboxGone, gone.Reason)
 	require.Equal(t, s.SandboxID, gone.SandboxID)
+}
+
+// waitsForColdPod makes a claim that waits for the first pod of a cold pool. It returns the claim and the pod.
+func (e *env) waitsForColdPod() (body, pod string) {
+	e.t.Helper()
+	cold := e.newPool(e.pool+"-cold", 0)
+	cold.Spec.Template.Spec.Containers[0].ReadinessProbe.InitialDelaySeconds = 5
+	e.createPool(cold)
+	e.eventually(func() error { // the allocators have seen it
+		if a := e.api(http.MethodGet, "/v1/pools/"+cold.Name, ""); a.code != http.StatusOK {
+			return fmt.Errorf("%d %s", a.code, a.body)
+		}
+		return nil
+	})
+	body = `{"templateID":"` + cold.Name + `","timeout":3600,"waitTimeout":60}`
+	go func() { _, _ = e.callAPI(http.MethodPost, "/sandboxes", body, e.site.key()) }()
+	e.eventually(func() error {
+		all := e.podsIn(cold.Name, "")
+		if len(all) != 1 {
+			return fmt.Errorf("%d pods", len(all))
+		}
+		pod = all[0].Name
+		return nil
+	})
+	return body, pod
 }
 
 func TestDeletingTheSandboxObjectReleasesTheSandbox(t *testing.T) {
