@@ -22,12 +22,15 @@ import (
 	"github.com/berth-sandbox/berth/e2e/harness"
 )
 
-// The trace of BenchmarkDemand. The first burst comes at demandBurst0, the others at random intervals.
+// The trace of BenchmarkDemand: a quiet time, and a busy one with bursts. The first burst comes at demandBurst0, the
+// others at random intervals.
 const (
-	demandTrace  = 3 * time.Minute
-	demandRate   = 2. // claims a second
-	demandBurst  = 30 // claims within a second
-	demandBurst0 = 20 * time.Second
+	demandQuiet  = 80 * time.Second
+	demandTrace  = 4 * time.Minute
+	demandSlow   = 0.5 // claims a second, quiet
+	demandFast   = 3.  // claims a second, busy
+	demandBurst  = 40  // claims within a second
+	demandBurst0 = demandQuiet + 20*time.Second
 	demandEvery  = 40 * time.Second
 	demandLife   = 20 * time.Second // of sandboxes; exponential, at most three times that
 	demandStart  = 4 * time.Second  // of pods, median
@@ -70,8 +73,13 @@ func demandClaims(r *rand.Rand) (trace []demandClaim) {
 	add := func(at time.Duration) {
 		trace = append(trace, demandClaim{at, time.Duration(min(3, r.ExpFloat64()) * float64(demandLife))})
 	}
-	for at := r.ExpFloat64() / demandRate; at < demandTrace.Seconds(); at += r.ExpFloat64() / demandRate {
-		add(time.Duration(at * float64(time.Second)))
+	for at := time.Duration(0); at < demandTrace; {
+		rate := demandFast
+		if at < demandQuiet {
+			rate = demandSlow
+		}
+		at += time.Duration(r.ExpFloat64() / rate * float64(time.Second))
+		add(at)
 	}
 	for at := demandBurst0; at < demandTrace; at += demandEvery/2 + time.Duration(r.ExpFloat64()*float64(demandEvery)/2) {
 		for range demandBurst {
