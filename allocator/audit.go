@@ -92,7 +92,7 @@ func (t *term) picture(ctx context.Context) (picture, error) {
 			nodes: map[string]bool{}, records: map[string]bool{},
 		}
 		for _, key := range c.PodKeys() {
-			p.pods[key] = t.loop.versions[key]
+			p.pods[key.Whole()] = t.loop.versions[key.Whole()]
 		}
 		for key := range p.pools {
 			if _, ok := c.Counts(key); !ok {
@@ -115,13 +115,14 @@ func (t *term) picture(ctx context.Context) (picture, error) {
 func repairs(before, after picture, l listing, now time.Time) (all []repair) {
 	pods := map[core.PodKey]bool{}
 	for _, p := range l.pods {
-		pods[p.Key] = true
-		_, known := after.pods[p.Key]
-		_, wasKnown := before.pods[p.Key]
+		key := p.Key.Whole()
+		pods[key] = true
+		_, known := after.pods[key]
+		_, wasKnown := before.pods[key]
 		switch {
 		case !known && !wasKnown && p.Pool != "" && now.Sub(p.CreatedAt) > auditAge:
 			all = append(all, repair{"a pod exists", p.Key.Name, core.PodSeen{Pod: p}})
-		case known && wasKnown && before.pods[p.Key] == after.pods[p.Key] && older(after.pods[p.Key], p.Version):
+		case known && wasKnown && before.pods[key] == after.pods[key] && older(after.pods[key], p.Version):
 			all = append(all, repair{"a pod has changed", p.Key.Name, core.PodSeen{Pod: p}})
 		}
 	}

@@ -80,17 +80,18 @@ func (l *loop) run(ctx context.Context) {
 func (l *loop) step(ev core.Event) {
 	switch ev := ev.(type) {
 	case core.PodSeen:
-		if l.isGone(ev.Pod.Key) {
+		whole := ev.Pod.Key.Whole()
+		if l.isGone(whole) {
 			return
 		}
-		last, known := l.versions[ev.Pod.Key]
+		last, known := l.versions[whole]
 		if !known {
 			last = l.listed
 		}
 		if older(ev.Pod.Version, last) {
 			return
 		}
-		l.versions[ev.Pod.Key] = ev.Pod.Version
+		l.versions[whole] = ev.Pod.Version
 	case core.PoolSeen:
 		if l.poolIsOlder(ev.Pool.Key, ev.Pool.Version) {
 			return
@@ -138,7 +139,7 @@ func (l *loop) poolIsOlder(key core.PoolKey, version string) bool {
 // knows records the resource versions that the term begins with.
 func (l *loop) knows(st core.State) {
 	for _, p := range st.Pods {
-		l.versions[p.Key] = p.Version
+		l.versions[p.Key.Whole()] = p.Version
 	}
 	for _, p := range st.Pools {
 		l.pools[p.Key] = p.Version

@@ -19,6 +19,7 @@ type metrics struct {
 	batches       *prometheus.CounterVec
 	releases      *prometheus.CounterVec
 	podFailures   *prometheus.CounterVec
+	recycles      *prometheus.CounterVec
 	repairs       prometheus.Counter
 	declaredDead  prometheus.Counter
 	wouldReap     prometheus.Counter
@@ -46,6 +47,9 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 	m.podFailures = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "berth_allocator_pod_failures_total", Help: "Idle pods that ended, were deleted by others or did not become ready in time, by reason (the reasons of a pool's condition Degraded).",
 	}, []string{"reason"})
+	m.recycles = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "berth_allocator_recycles_total", Help: "Pods of released sandboxes in pools with reuse Recycle, by outcome: Recycled, or why they were deleted instead (docs/recycle.md).",
+	}, []string{"outcome"})
 	m.claimed = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "berth_allocator_claim_seconds", Help: "Time from the call to the answer of successful claims, including the wait for a warm pod.",
 		Buckets: []float64{.002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60, 120, 300},
@@ -95,7 +99,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.claimed, m.batches, m.pools.total, m.pools.wait, m.releases, m.podFailures, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong,
+		m.claims, m.claimed, m.batches, m.pools.total, m.pools.wait, m.releases, m.podFailures, m.recycles, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong,
 		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
 		counter("berth_allocator_journal_records_total", "New records written to the journal.", func(s journal.Stats) uint64 { return s.Records }),
 		counter("berth_allocator_journal_carried_total", "Records carried into another batch because no Sandbox object showed them yet.", func(s journal.Stats) uint64 { return s.Carried }),

@@ -318,6 +318,15 @@ func (t *term) do(e core.Effect) {
 			t.headStart.wait(ctx)
 			return t.writer.Delete(ctx, e)
 		})
+	case core.RecyclePod:
+		t.deletes.add("recycle pod", func(ctx context.Context) error {
+			t.headStart.wait(ctx)
+			pool, ok := t.a.watches.pools.Get(e.Pool)
+			if !ok {
+				pool = nil
+			}
+			return t.writer.Recycle(ctx, pool, e)
+		})
 	case core.CreatePod:
 		t.creates.add("create pod", func(ctx context.Context) error {
 			t.headStart.wait(ctx)
@@ -332,6 +341,8 @@ func (t *term) do(e core.Effect) {
 				zap.String("reason", e.Failure.Reason), zap.String("why", e.Failure.Why))
 			return nil
 		})
+	case core.RecycleEnded:
+		t.a.metrics.recycles.WithLabelValues(e.Outcome).Inc()
 	case core.PoolDrained:
 		t.other.add("remove finalizer of a pool", func(ctx context.Context) error { return t.a.watches.pools.Drained(ctx, e.Key) })
 	case core.DeleteObject:

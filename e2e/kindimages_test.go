@@ -97,7 +97,12 @@ func pythonFiles() (fstest.MapFS, error) {
 		return err
 	}
 	const python = "/usr/bin/python3"
-	for _, program := range []string{python, "/bin/bash", "/bin/sh", "/bin/sleep", "/bin/stty", "/usr/bin/id"} {
+	foreign, err := exec.Command(python, "-c", `import _ctypes; print(_ctypes.__file__, end="")`).Output()
+	if err != nil {
+		return nil, fmt.Errorf("python3: %w", err)
+	}
+	programs := []string{python, string(foreign), "/bin/bash", "/bin/sh", "/bin/sleep", "/bin/stty", "/usr/bin/id"}
+	for _, program := range programs {
 		listed, err := exec.Command("ldd", program).Output()
 		if err != nil {
 			return nil, fmt.Errorf("ldd %s: %w", program, err)

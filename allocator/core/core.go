@@ -68,10 +68,12 @@ type Core struct {
 	outbox      *outbox
 	pools       poolTable
 	pods        map[PodKey]*pod
+	lives       map[PodKey]PodKey // of pods: the whole pod -> its present life
 	nodes       nodeTable
 	lostNodes   []lostNode             // those that became unusable within bindingLag, in that order
 	retirements map[PodKey]*retirement // of idle pods that are there or wait for a fence, or whose fact is not durable yet
 	orphans     []*pod                 // pods marked as used and on no record, to be deleted
+	unproven    []unproven             // lives that began with a restart, in the order in which they were seen
 	taints      *taint.Ledger[PodKey]
 	sandboxes   *sandboxTable
 	configuring map[string]*sandbox // durable and not granted, by ID: their agents are being configured
@@ -120,7 +122,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	st := &step{now: now}
 	c := &Core{
 		step: st, cfg: cfg, started: now, ticked: now.Boot, outbox: &outbox{step: st, term: cfg.Term, linger: cfg.Linger, ready: true},
-		pools: poolTable{byKey: map[PoolKey]*pool{}, window: minWindow}, pods: map[PodKey]*pod{}, nodes: nodeTable{},
+		pools: poolTable{byKey: map[PoolKey]*pool{}, window: minWindow}, pods: map[PodKey]*pod{}, lives: map[PodKey]PodKey{}, nodes: nodeTable{},
 		retirements: map[PodKey]*retirement{}, taints: taint.New[PodKey](), sandboxes: newSandboxTable(),
 		configuring: map[string]*sandbox{}, fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
 	}
@@ -273,6 +275,7 @@ func (c *Core) tick() {
 	}
 	c.retireOrphans()
 	c.forgetLost()
+	c.retireUnproven()
 	c.answer(c.claims.Awaited()...)
 	for _, id := range c.claims.DropKeys(c.now.Boot - c.cfg.KeepKeys) {
 		c.claims.letGo(c.sandboxes.byID[id])

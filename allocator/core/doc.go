@@ -40,6 +40,7 @@
 //	pools.go        how many pods a pool makes and deletes
 //	pods.go         pods, from pending to deleted
 //	retire.go       idle pods that are taken out of use for good
+//	recycle.go      pods that become warm again after a sandbox
 //	outbox.go       facts on their way into the journal
 //	objects.go      the Sandbox objects
 //	view.go         queries, in a stable order
@@ -55,7 +56,7 @@
 //	claiming   taken from the queue for a claim that is on its way into the journal
 //	claimed    holds a sandbox
 //	released   held a sandbox, and stays until the fence is complete
-//	deleting   about to be deleted, and never handed out again
+//	deleting   about to be deleted or recycled, and never handed out again in this life
 //
 // A sandbox is
 //
@@ -87,7 +88,7 @@
 //
 // # Guarantees
 //
-//   - A pod has at most one sandbox. It leaves the queue before its claim is handed to the
+//   - A pod has at most one sandbox in each of its lives. It leaves the queue before its claim is handed to the
 //     writer, and enters the queue only from pending. A pod that is on record as used stays
 //     used, whatever a late observation shows. A pod that is marked as used and is on no record
 //     is never handed out.
@@ -109,7 +110,7 @@
 //     configured, or a claim that was granted to none of its callers would get too few: see configure.go.
 //   - Pods are handed out ready, from one node after the other, oldest first, and never from a
 //     node that is not ready or is cordoned.
-//   - Core deletes a released pod only after its fence. Every session that could know the route
+//   - Core deletes or recycles a released pod only after its fence. Every session that could know the route
 //     has acknowledged the release, left, was proven or declared dead, or has expired; then
 //     Config.ConnectWindow has passed. Sessions are durable before they receive a route, so a new
 //     leader waits for those of earlier terms as well.

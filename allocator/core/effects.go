@@ -32,6 +32,12 @@ type (
 	}
 	// DeletePod deletes the pod. PodGone follows.
 	DeletePod struct{ Pod PodKey }
+	// RecyclePod ends this life of a pod and begins the next one, or deletes the pod if that cannot be
+	// done. PodSeen of the next life or PodGone follows.
+	RecyclePod struct {
+		Pod  PodKey
+		Pool PoolKey
+	}
 	// LabelPod labels a pod with its pool and, unless ID is empty, with its sandbox and whether
 	// that was released. Core does not depend on it. Only the latest of several for one pod
 	// counts. Restored: the pool's label was removed or changed.
@@ -77,6 +83,9 @@ type (
 		Pool    PoolKey
 		Failure PodFailure
 	}
+	// RecycleEnded: a pool that recycles has its pod back after a sandbox, or the pod is deleted. Outcome is one of
+	// Recycles.
+	RecycleEnded struct{ Outcome string }
 	// PoolDrained: a pool that is being deleted has no pods left.
 	PoolDrained struct{ Key PoolKey }
 
@@ -315,6 +324,8 @@ func (SandboxReady) effect()        {}
 func (Repaired) effect()            {}
 func (DeletePod) effect()           {}
 func (IdlePodFailed) effect()       {}
+func (RecyclePod) effect()          {}
+func (RecycleEnded) effect()        {}
 func (WriteObject) effect()         {}
 func (ReadLog) effect()             {}
 func (DeleteObject) effect()        {}

@@ -17,9 +17,10 @@ type (
 		Key     PoolKey
 		Version string
 	}
-	// PodSeen is an observation of a pod, from a watch or as the answer to a write.
+	// PodSeen is an observation of a pod, from a watch or as the answer to a write. It ends every other
+	// life of the pod.
 	PodSeen struct{ Pod Pod }
-	// PodGone: the pod's object was deleted.
+	// PodGone: the pod's object was deleted. Key is that of the whole pod.
 	PodGone struct{ Key PodKey }
 	// NodeSeen is an observation of a node. Usable: it is ready and not cordoned. Cordoned: it is ready, and
 	// it is cordoned or being deleted.

@@ -41,8 +41,8 @@ func (c *Core) answerReleases(sb *sandbox) {
 	sb.waiters = nil
 }
 
-// advanceFences goes on with the fences that may wait for less than before. It deletes the pod of a
-// sandbox when its fence is complete.
+// advanceFences goes on with the fences that may wait for less than before. It recycles or deletes the
+// pod of a sandbox when its fence is complete.
 func (c *Core) advanceFences() {
 	sandboxes := c.routers.changed
 	c.routers.changed = nil
@@ -62,8 +62,13 @@ func (c *Core) advanceFences() {
 		}
 		c.reconsider(c.taints.Fenced(id, retired))
 		if p := c.pods[sb.Pod]; p != nil {
+			recycles := c.recycles(p, sb)
 			p.enter(podDeleting, c.now.Boot)
-			if !p.seen.Deleting {
+			switch {
+			case recycles:
+				p.recount(func() { p.recycling = true })
+				c.emit(RecyclePod{Pod: p.seen.Key, Pool: p.pool.Key})
+			case !p.seen.Deleting:
 				c.emit(DeletePod{Pod: p.seen.Key})
 			}
 		}

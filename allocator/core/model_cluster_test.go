@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // simRecord is a Sandbox object.
@@ -57,6 +58,8 @@ func (j *job) String() string {
 		return "configure " + e.Sandbox.ID
 	case DeletePod:
 		return "delete " + e.Pod.Name
+	case RecyclePod:
+		return "recycle " + e.Pod.Name
 	case WriteObject:
 		return "record " + e.Sandbox.ID
 	case ReadLog:
@@ -125,10 +128,33 @@ func (w *world) restart(p *simPod) {
 	w.write(p, func(p *Pod) { p.Restarts++ })
 }
 
+// life is the last life of a pod.
+func (w *world) life(key PodKey) (p *simPod) {
+	for _, q := range w.pods {
+		if q.Key.Whole() == key.Whole() {
+			p = q
+		}
+	}
+	return p
+}
+
+// nextLife ends the life of a pod and begins another one.
+func (w *world) nextLife(p *simPod) *simPod {
+	p.exists = false
+	next := &simPod{exists: true, Pod: p.Pod}
+	uid, life, _ := strings.Cut(p.Key.UID, "/")
+	n, _ := strconv.Atoi(life)
+	next.Key.UID = fmt.Sprintf("%s/%d", uid, n+1)
+	w.pods = append(w.pods, next)
+	w.write(next, func(p *Pod) { p.Ready, p.Recycling, p.Used, p.Restarts = false, true, false, p.Restarts+1 })
+	w.lives++
+	return next
+}
+
 func (w *world) remove(p *simPod) {
 	if p != nil {
 		p.exists = false
-		p.watch = append(p.watch, PodGone{p.Key})
+		p.watch = append(p.watch, PodGone{p.Key.Whole()})
 	}
 }
 
@@ -145,6 +171,7 @@ func (w *world) becomesReady(p *simPod) {
 		if !pod.IP.IsValid() {
 			pod.IP = w.address()
 		}
+		pod.Recycling = false
 	})
 }
 
@@ -214,8 +241,11 @@ func (w *world) audit() {
 	keys := w.core.View().PodKeys()
 	slices.SortFunc(keys, func(a, b PodKey) int { return cmp.Compare(a.UID, b.UID) })
 	for _, key := range keys {
-		if p := w.pod(key); !p.exists {
-			w.submit(PodGone{key})
+		switch p := w.life(key); {
+		case !p.exists:
+			w.submit(PodGone{key.Whole()})
+		case p.Key != key:
+			w.submit(PodSeen{p.Pod})
 		}
 	}
 }
@@ -349,8 +379,29 @@ func (w *world) attempt(j *job, luck int) bool {
 		switch {
 		case luck > answerLost:
 			return false
+		case !p.exists && !w.life(p.Key).exists:
+			j.report = []Event{PodGone{p.Key.Whole()}}
+		}
+	case RecyclePod:
+		p := w.pod(e.Pod)
+		outcome := Event(PodGone{p.Key.Whole()})
+		switch {
+		case !takesPlace || !p.exists || p.Deleting:
+		case !p.Recyclable || w.draw(8) == 7: // the shell finds that it cannot be recycled
+			w.judgeDeleted(p)
+			w.write(p, func(p *Pod) { p.Deleting = true })
+		default:
+			w.judgeDeleted(p)
+			outcome = PodSeen{w.nextLife(p).Pod}
+		}
+		switch {
+		case luck > answerLost:
+			return false
 		case !p.exists:
-			j.report = []Event{PodGone{p.Key}}
+			if next := w.life(p.Key); next.exists {
+				outcome = PodSeen{next.Pod}
+			}
+			j.report = []Event{outcome}
 		}
 	case CreatePod:
 		j.report = []Event{w.create(e, luck)}
@@ -401,7 +452,10 @@ func (w *world) create(e CreatePod, luck int) Event {
 		w.extra++ // made twice, removed in between: too rare to be worth a rule
 	}
 	uid := fmt.Sprintf("uid%02d", len(w.pods))
-	made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, AgentPort: p.shown.Agent.Port, CreatedAt: w.now.Wall}}
+	made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, AgentPort: p.shown.Agent.Port, CreatedAt: w.now.Wall, Recyclable: p.shown.Recycle}}
+	if made.Recyclable {
+		made.Key.UID += "/0"
+	}
 	w.pods = append(w.pods, made)
 	w.write(made, func(*Pod) {})
 	if luck > landsReportedLate {

@@ -272,6 +272,13 @@ func (w *world) judge(e Effect) {
 		if p := w.pod(e.Pod); len(p.bound) > 0 && p.exists {
 			t.Fatalf("pod %s holds %v and is said to have failed idle: %+v", e.Pod.Name, p.bound, e.Failure)
 		}
+	case RecycleEnded:
+		if e.Outcome == Recycled {
+			w.recycled++
+		}
+		if w.recycled > w.lives {
+			t.Fatalf("%d lives are said to be proven, of %d", w.recycled, w.lives)
+		}
 	case Settle:
 		w.settleFact(w.leader, e)
 	case Repaired:
@@ -345,6 +352,11 @@ func (w *world) judgeJob(e Effect) {
 		}
 	case DeletePod:
 		w.judgeDelete(e)
+	case RecyclePod:
+		if p := w.pod(e.Pod); len(p.bound) == 0 {
+			t.Fatalf("pod %s is to be recycled, and held no sandbox", p.Key.Name)
+		}
+		w.judgeDelete(DeletePod{e.Pod})
 	case PoolDrained:
 		for _, p := range w.pods {
 			if p.exists && len(p.bound) > 0 && p.pool() == e.Key {

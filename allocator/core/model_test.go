@@ -42,6 +42,7 @@ var profiles = []profile{
 	{name: "pods come and go", often: []string{"pod deleted", "pod removed", "pod ends", "pod moves", "pod changes", "pod terminates"}},
 	{name: "pools change", often: []string{"pool changes", "pool changes", "pod ready", "write", "write", "pod terminates"}},
 	{name: "claims and releases", often: []string{"claim", "claim", "release", "release", "pod ready", "write", "journal", "journal well", "abandon", "long time passes"}},
+	{name: "pods are recycled", often: []string{"claim", "claim", "release", "release", "journal well", "write well", "write well", "watch", "watch", "pod ready", "all catch up", "a moment passes", "request", "request", "Envoy reads", "leader changes", "old leader works"}},
 	{name: "the journal is slow", often: []string{"journal", "journal", "journal", "claim", "claim", "release", "abandon", "pod ready", "leader changes", "pod removed", "all catch up"}},
 	{name: "requests and releases", only: true, often: []string{
 		"cluster works", "cluster works", "cluster works", "claim", "release", "request", "request", "request", "Envoy reads", "to router", "to router", "to router",
@@ -217,6 +218,11 @@ func (w *world) table(p profile) []action {
 		{"pod deleted", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Deleting = true }) }},
 		{"pod removed", func() { w.remove(pick(w, w.pods, exists)) }},
 		{"pod moves", w.move},
+		{"a user changes the life of a pod", func() {
+			if p := pick(w, w.pods, func(p *simPod) bool { return p.exists && p.Recyclable && !p.Deleting }); p != nil && w.draw(4) == 0 {
+				w.nextLife(p)
+			}
+		}},
 		{"pool changes", w.changePool},
 		{"claim", w.claim},
 		{"claim", w.claim},

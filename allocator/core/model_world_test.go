@@ -22,7 +22,7 @@ type world struct {
 	old    []*process
 	disk   *disk
 
-	ids, names, versions, addresses, tokens int
+	ids, names, versions, addresses, tokens, lives, recycled int
 
 	pools   []*simPool
 	pods    []*simPod // all that there ever were
@@ -117,7 +117,7 @@ func anyWorld(t tb, draws func(int) int) *world {
 	w := newWorld(t, draws)
 	for _, name := range []string{"a", "b"} {
 		w.addPool(Pool{
-			Key: PoolKey{"ns", name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Agent: []Agent{{}, {Port: 49983}}[w.draw(2)], Refused: []string{"", "", "", "refused"}[w.draw(4)], PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1,
+			Key: PoolKey{"ns", name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Agent: []Agent{{}, {Port: 49983}}[w.draw(2)], Refused: []string{"", "", "", "refused"}[w.draw(4)], PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1, Recycle: w.draw(2) == 1,
 			IdleTimeout: []time.Duration{0, idleLong}[w.draw(2)], ReadyWithin: []time.Duration{0, 0, 30 * time.Second}[w.draw(3)],
 			MaxLifetime: []time.Duration{0, 0, 2 * time.Minute}[w.draw(3)], StartupTimeout: []time.Duration{0, 20 * time.Second}[w.draw(2)],
 		})
@@ -219,7 +219,7 @@ func (w *world) readState() (st State) {
 		p.watch = nil
 		if p.exists {
 			st.Pods = append(st.Pods, p.Pod)
-			w.known[p.Key] = version(p.Version)
+			w.known[p.Key.Whole()] = version(p.Version)
 			p.watch = append(p.watch, PodSeen{p.Pod}) // the watch begins with a list of its own
 		}
 	}
@@ -310,10 +310,10 @@ func (w *world) step(ev Event) {
 
 // observe drops what is older than known, as allocator.loop does.
 func (w *world) observe(p Pod) {
-	if last, ok := w.known[p.Key]; ok && (last == gone || version(p.Version) < last) {
+	if last, ok := w.known[p.Key.Whole()]; ok && (last == gone || version(p.Version) < last) {
 		return
 	}
-	w.known[p.Key] = version(p.Version)
+	w.known[p.Key.Whole()] = version(p.Version)
 	w.step(PodSeen{p})
 }
 
@@ -364,7 +364,7 @@ func (w *world) do(effects []Effect) {
 				continue
 			}
 			writes = slices.DeleteFunc(writes, same)
-		case CreatePod, DeletePod, PoolDrained, DeleteObject, LabelPod, ReadLog, StartSandbox, Configure:
+		case CreatePod, DeletePod, RecyclePod, PoolDrained, DeleteObject, LabelPod, ReadLog, StartSandbox, Configure:
 			w.judgeJob(e)
 		case SendSnapshot, SendRoute, SendRelease, SendResolved, SendPong, SendQuiesce, SendResume, CloseStream:
 			w.deliver(e)

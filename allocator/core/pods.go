@@ -39,8 +39,12 @@ type pod struct {
 	// quarantined: the same for sandboxes of an earlier journal. The pool creates no other pod until
 	// the session of that journal ends.
 	quarantined bool
-	askedAt     time.Duration // boot clock: when its creation was asked for; 0: not known
-	warmAt      time.Duration // boot clock: when it was warm for the first time; 0: never
+	// recycling: a RecyclePod is under way. It ends with this life.
+	recycling bool
+	// awaited: it is or was in Core.unproven. proven: it was ready after that.
+	awaited, proven bool
+	askedAt         time.Duration // boot clock: when its creation was asked for; 0: not known
+	warmAt          time.Duration // boot clock: when it was warm for the first time; 0: never
 	// unreadySince is when a node got it, or it was ready last, on the boot clock; 0: it is ready, or no node
 	// has it.
 	unreadySince time.Duration
@@ -192,6 +196,9 @@ func comparePods(a, b PodKey) int { return strings.Compare(a.UID, b.UID) }
 
 func (c *Core) podSeen(seen Pod) {
 	p := c.pods[seen.Key]
+	if life, known := c.lives[seen.Key.Whole()]; known && life != seen.Key {
+		c.endLife(life)
+	}
 	if p == nil {
 		// A pod that is on record, for a sandbox or as one to be deleted, is ours even if its owner
 		// reference was removed.
@@ -208,7 +215,7 @@ func (c *Core) podSeen(seen Pod) {
 		pool.made(seen.Key.Name)
 		c.nodes.join(p, seen.Node)
 		p.away = c.recovering && seen.Node != "" && !p.node.usable || p.strayed()
-		c.pods[seen.Key] = p
+		c.pods[seen.Key], c.lives[seen.Key.Whole()] = p, seen.Key
 		pool.pods[p] = struct{}{}
 		pool.count(p, +1)
 		switch sb := onRecord; {
@@ -228,6 +235,7 @@ func (c *Core) podSeen(seen Pod) {
 	p.seen = seen
 	p.waits(c.now.Boot)
 	c.locate(p)
+	c.awaitProof(p)
 	if seen.Mislabelled && !seen.Deleting {
 		c.emit(p.label())
 	}
@@ -364,7 +372,17 @@ func (c *Core) hold(p *pod, sb *sandbox) {
 	c.startFence(sb)
 }
 
+// podGone ends a pod. key is that of the pod in all of its lives.
 func (c *Core) podGone(key PodKey) {
+	life := c.lives[key]
+	if p := c.pods[life]; p != nil && p.recycling {
+		c.emit(RecycleEnded{NotFit})
+	}
+	c.endLife(life)
+}
+
+// endLife ends a life of a pod.
+func (c *Core) endLife(key PodKey) {
 	p := c.pods[key]
 	if p == nil {
 		return
@@ -384,6 +402,7 @@ func (c *Core) podGone(key PodKey) {
 	p.pool.count(p, -1)
 	delete(p.pool.pods, p)
 	delete(c.pods, key)
+	delete(c.lives, key.Whole())
 	c.nodes.leave(p)
 	others, done := c.taints.Gone(p.addr)
 	c.reconsider(others)

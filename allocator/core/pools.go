@@ -52,8 +52,9 @@ type pool struct {
 	// again are the names of pods whose creation failed. They are used before new names, so that
 	// a pod that was created although the call failed is not created twice.
 	again []string
-	// n counts pods by phase, by whether they are outdated, and stranded.
-	n [podPhases][2][2]int
+	// n counts pods by phase, by whether they are outdated, and stranded. recycling counts those that are.
+	n         [podPhases][2][2]int
+	recycling int
 	// inPhase has the pods of each phase, so that nothing has to look at all pods of the pool.
 	inPhase [podPhases]map[*pod]struct{}
 
@@ -132,6 +133,9 @@ func (pool *pool) count(p *pod, d int) {
 		stranded = 1
 	}
 	pool.n[p.phase][outdated][stranded] += d
+	if p.recycling {
+		pool.recycling += d
+	}
 	if d > 0 {
 		pool.inPhase[p.phase][p] = struct{}{}
 	} else {
@@ -254,7 +258,7 @@ func (pool *pool) warmCounts() warm.Counts {
 		Stranded: pending[0][1] + pending[1][1], Coming: pending[0][0],
 		Warm: pool.current(podWarm), OutdatedWarm: pool.outdated(podWarm),
 		InUse:    pool.sum(podClaiming) + pool.sum(podClaimed),
-		Deleting: pool.sum(podDeleting), Total: len(pool.pods),
+		Deleting: pool.sum(podDeleting) - pool.recycling, Total: len(pool.pods), Recycling: pool.recycling,
 	}
 }
 

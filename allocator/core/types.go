@@ -5,13 +5,21 @@ import (
 	"crypto/sha256"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/idle"
 )
 
-// PodKey identifies one pod. Names are used again, UIDs are not.
+// PodKey identifies one life of a pod. Names are used again, UIDs are not. The UID of a pod that can be
+// recycled ends with "/" and the number of the life: see recycle.go.
 type PodKey struct{ Namespace, Name, UID string }
+
+// Whole returns the key of the pod in all of its lives.
+func (k PodKey) Whole() PodKey {
+	k.UID, _, _ = strings.Cut(k.UID, "/")
+	return k
+}
 
 // PoolKey names a pool.
 type PoolKey struct{ Namespace, Name string }
@@ -64,6 +72,8 @@ type Pool struct {
 	MaxLifetime, StartupTimeout time.Duration
 	// Access is the least strict access of its sandboxes.
 	Access Access
+	// Recycle: the pod of a released sandbox becomes warm again instead of being deleted, if the pool lacks one.
+	Recycle bool
 	// Refused says why its template may not be used; empty: it may. No pod is created from a
 	// refused one, and idle pods that were are deleted. Warm pods of an earlier template are kept.
 	Refused string
@@ -100,6 +110,9 @@ type Pod struct {
 	// AgentPort is that of its agent; 0: it has none. With one, a claim is granted when Configured has
 	// answered Configure.
 	AgentPort uint16
+	// Recyclable: it can begin another life after this one. Recycling: it began this life by a restart of all
+	// containers that is not proven yet. It is not Ready before.
+	Recyclable, Recycling bool
 	// Reason is why it is not ready or has ended: one of PodReasons; empty: not known. Why says it for
 	// people, in the words of the kubelet, the scheduler or the API server.
 	Reason, Why string

@@ -31,6 +31,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
@@ -71,9 +72,11 @@ func (r *Reader) Pod(ctx context.Context, key core.PodKey) (p Pod, err error) {
 	defer cancel()
 	p.Object, err = r.client.CoreV1().Pods(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err) || err == nil && string(p.Object.UID) != key.UID:
+	case apierrors.IsNotFound(err) || err == nil && pods.KeyOf(p.Object) != key:
 		p.Object = nil
-		r.warnings(ctx, key, &p)
+		if key == key.Whole() { // else some may be about another sandbox
+			r.warnings(ctx, key, &p)
+		}
 		return p, ErrGone
 	case err != nil:
 		return Pod{}, fmt.Errorf("read pod %s: %w", key.Name, err)
@@ -87,15 +90,31 @@ func (r *Reader) Pod(ctx context.Context, key core.PodKey) (p Pod, err error) {
 	return p, nil
 }
 
-// warnings reads the Warning events of a pod. They outlive it, by an hour by default.
+// warnings reads the Warning events of a pod. They outlive it, by an hour by default. Events from before the
+// life of the pod began are about another sandbox.
 func (r *Reader) warnings(ctx context.Context, key core.PodKey, p *Pod) {
-	selector := fields.Set{"involvedObject.kind": "Pod", "involvedObject.uid": key.UID, "type": corev1.EventTypeWarning}
+	selector := fields.Set{"involvedObject.kind": "Pod", "involvedObject.uid": key.Whole().UID, "type": corev1.EventTypeWarning}
 	list, err := r.client.CoreV1().Events(key.Namespace).List(ctx, metav1.ListOptions{FieldSelector: selector.String(), Limit: 10 * MaxWarnings})
 	if p.WarningsErr = err; err == nil {
 		p.Warnings = list.Items
+		if p.Object != nil {
+			began := pods.LifeBegan(p.Object)
+			p.Warnings = slices.DeleteFunc(p.Warnings, func(e corev1.Event) bool { return !firstSeen(&e).After(began) })
+		}
 		slices.SortStableFunc(p.Warnings, func(a, b corev1.Event) int { return LastSeen(&b).Compare(LastSeen(&a)) })
 		p.Warnings = p.Warnings[:min(len(p.Warnings), MaxWarnings)]
 	}
+}
+
+// firstSeen is when an event happened first.
+func firstSeen(e *corev1.Event) time.Time {
+	switch {
+	case !e.FirstTimestamp.IsZero():
+		return e.FirstTimestamp.Time
+	case !e.EventTime.IsZero():
+		return e.EventTime.Time
+	}
+	return e.CreationTimestamp.Time
 }
 
 // LastSeen is when an event happened last.
@@ -134,6 +153,10 @@ func (r *Reader) Logs(ctx context.Context, key core.PodKey, o LogOptions) (io.Re
 	log, err := r.client.CoreV1().Pods(key.Namespace).GetLogs(key.Name, options).Stream(ctx)
 	switch {
 	case err == nil:
+		if err := r.inLife(ctx, key); err != nil {
+			log.Close()
+			return nil, err
+		}
 		return log, nil
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("%w: %w", ErrGone, err)
@@ -143,6 +166,22 @@ func (r *Reader) Logs(ctx context.Context, key core.PodKey, o LogOptions) (io.Re
 		return nil, fmt.Errorf("%w: %w", ErrNoLogs, err)
 	}
 	return nil, fmt.Errorf("read the log of pod %s: %w", key.Name, err)
+}
+
+// inLife returns nil if a pod that can be recycled is in the life that a key names. A log that was opened
+// before is of that life then, and not of another sandbox.
+func (r *Reader) inLife(ctx context.Context, key core.PodKey) error {
+	if key == key.Whole() {
+		return nil
+	}
+	p, err := r.client.CoreV1().Pods(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && pods.KeyOf(p) != key:
+		return ErrGone
+	case err != nil:
+		return fmt.Errorf("read pod %s: %w", key.Name, err)
+	}
+	return nil
 }
 
 // Usage is what a pod uses.

@@ -2,6 +2,7 @@ package inspect_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +12,8 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/inspect"
 	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/allocator/pods"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
 )
 
@@ -60,4 +63,56 @@ func TestReaderShowsAPodItsWarningsAndWhatIsMissing(t *testing.T) {
 	require.ErrorIs(t, err, inspect.ErrNoLogs)
 	_, err = r.Usage(ctx, "default", []string{"aa1"})
 	require.ErrorIs(t, err, inspect.ErrNoMetrics)
+}
+
+// Invariant: I3
+func TestWarningsOfEarlierLivesAreNotShown(t *testing.T) {
+	cluster := devcluster.Start(t, devcluster.Options{})
+	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
+	require.NoError(t, err)
+	api, ctx := clients.Kubernetes.CoreV1(), t.Context()
+	p := pods.Build(&v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: "default", UID: "pool"}, Spec: v1alpha1.SandboxPoolSpec{
+		Reuse: v1alpha1.ReuseRecycle,
+		Template: v1alpha1.PodTemplate{Spec: corev1.PodSpec{
+			NodeName: "nowhere", Containers: []corev1.Container{{Name: "sandbox", Image: "x"}},
+		}},
+	}}, "p", pods.Settings{AgentImage: "agent"})
+	p.OwnerReferences = nil
+	p.Annotations[v1alpha1.AnnotationLife], p.Annotations[v1alpha1.AnnotationEnded] = "1", "c://1,c://2,c://3"
+	p, err = api.Pods("default").Create(ctx, p, metav1.CreateOptions{})
+	require.NoError(t, err)
+	began := metav1.NewTime(time.Now().Add(-time.Minute).Truncate(time.Second))
+	for what, at := range map[string]time.Time{"Before": began.Add(-time.Second), "At": began.Time, "After": began.Add(time.Second)} {
+		_, err = api.Events("default").Create(ctx, &corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "e-"}, Type: corev1.EventTypeWarning, Reason: what,
+			FirstTimestamp: metav1.NewTime(at), LastTimestamp: metav1.NewTime(began.Add(2 * time.Second)),
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "p", UID: p.UID},
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	r, key := inspect.New(clients.Kubernetes), pods.KeyOf(p)
+	shown, err := r.Pod(ctx, key)
+	require.NoError(t, err)
+	require.Empty(t, shown.Warnings, "the life has not begun")
+	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: began}}
+	p.Status.InitContainerStatuses = []corev1.ContainerStatus{
+		{Name: "berth-clean", ContainerID: "c://4", State: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{StartedAt: began, FinishedAt: began, ContainerID: "c://4"},
+		}},
+		{Name: "berth-recycle", ContainerID: "c://5", State: running},
+	}
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "sandbox", ContainerID: "c://6", State: running, Ready: true}}
+	_, err = api.Pods("default").UpdateStatus(ctx, p, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	shown, err = r.Pod(ctx, key)
+	require.NoError(t, err)
+	require.Len(t, shown.Warnings, 1)
+	require.Equal(t, "After", shown.Warnings[0].Reason)
+	before := key.Whole()
+	before.UID += "/0"
+	shown, err = r.Pod(ctx, before)
+	require.ErrorIs(t, err, inspect.ErrGone)
+	require.Empty(t, shown.Warnings)
+	_, err = r.Logs(ctx, before, inspect.LogOptions{Container: "sandbox"})
+	require.Error(t, err)
 }

@@ -72,18 +72,22 @@ func CheckAgent(pool *v1alpha1.SandboxPool, settings Settings) error {
 // ErrAgent is wrapped by the errors of CheckAgent.
 var ErrAgent = errors.New("no room for the agent")
 
+// agentImage is the image that has the agent's program.
+func agentImage(pool *v1alpha1.SandboxPool, settings Settings) string {
+	if a := pool.Spec.AgentEnabled(); a != nil && a.Image != "" {
+		return a.Image
+	}
+	return settings.AgentImage
+}
+
 // addAgent puts the agent into a pod. The init container has the resources and the security context of the
 // first container: so it needs no more than the pod does, and a namespace that accepts one accepts the
 // other.
-func addAgent(spec *corev1.PodSpec, a *v1alpha1.PoolAgent, settings Settings) {
+func addAgent(spec *corev1.PodSpec, a *v1alpha1.PoolAgent, image string, settings Settings) {
 	if len(spec.Containers) == 0 {
 		return // the API server refuses such a pod
 	}
 	c := &spec.Containers[0]
-	image := a.Image
-	if image == "" {
-		image = settings.AgentImage
-	}
 	mount := corev1.VolumeMount{Name: agentName, MountPath: agentDir}
 	spec.Volumes = append(spec.Volumes, corev1.Volume{
 		Name: agentName, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}},

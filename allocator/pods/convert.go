@@ -18,9 +18,13 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// keyOf returns the core's key of a pod.
-func keyOf(p *corev1.Pod) core.PodKey {
-	return core.PodKey{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)}
+// KeyOf returns the core's key of a pod: of its present life, if it can be recycled.
+func KeyOf(p *corev1.Pod) core.PodKey {
+	key := core.PodKey{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)}
+	if canRecycle(p) {
+		key.UID += "/" + p.Annotations[v1alpha1.AnnotationLife]
+	}
+	return key
 }
 
 // poolOf returns the name of the pool that owns a pod, or "". The owner reference decides and not a
@@ -43,7 +47,7 @@ const poolKind = "SandboxPool"
 // or cannot be read.
 func observe(p *corev1.Pod, log *zap.Logger) core.Pod {
 	seen := core.Pod{
-		Key:       keyOf(p),
+		Key:       KeyOf(p),
 		Pool:      poolOf(p),
 		Node:      p.Spec.NodeName,
 		Template:  p.Labels[v1alpha1.LabelTemplate],
@@ -63,7 +67,17 @@ func observe(p *corev1.Pod, log *zap.Logger) core.Pod {
 			seen.Ready = c.Status == corev1.ConditionTrue
 		}
 	}
-	if !seen.Ready || seen.Deleting {
+	if canRecycle(p) {
+		life, known := lifeOf(p)
+		seen.Recyclable = known && p.Generation == 1
+		seen.Recycling = known && life > 0 && !restarted(p)
+		seen.Ready = seen.Ready && !seen.Recycling
+		seen.Used = seen.Used || !known
+	}
+	switch {
+	case seen.Recycling: // while containers are restarted, their ends mean nothing
+		seen.Reason, seen.Why = whyUnclean(p)
+	case !seen.Ready || seen.Deleting:
 		seen.Reason, seen.Why = why(p)
 	}
 	seen.Cause, seen.NoExecute = causeOf(p)
@@ -100,6 +114,9 @@ func TemplateHash(pool *v1alpha1.SandboxPool, settings Settings) string {
 	made := fmt.Appendf(nil, "%s%d\n", buildVersion, preStopSeconds(settings.ServeOn))
 	if a := pool.Spec.AgentEnabled(); a != nil {
 		made = fmt.Appendf(made, "agent %d %q %q %q\n", a.Port, a.Image, settings.AgentImage, settings.AgentKey)
+	}
+	if pool.Spec.Reuse == v1alpha1.ReuseRecycle {
+		made = fmt.Appendf(made, "recycle %q\n", agentImage(pool, settings))
 	}
 	sum := sha256.Sum256(append(made, raw...))
 	return hex.EncodeToString(sum[:6])
@@ -140,9 +157,12 @@ func Build(pool *v1alpha1.SandboxPool, name string, settings Settings) *corev1.P
 		}
 	}
 	if a := pool.Spec.AgentEnabled(); a != nil {
-		addAgent(&p.Spec, a, settings)
+		addAgent(&p.Spec, a, agentImage(pool, settings), settings)
 	}
 	addStopDelay(&p.Spec, preStopSeconds(settings.ServeOn))
+	if pool.Spec.Reuse == v1alpha1.ReuseRecycle {
+		addRecycling(p, agentImage(pool, settings))
+	}
 	return p
 }
 

@@ -3,6 +3,7 @@
 //
 //   - [Watcher] reports every pod of the namespace.
 //   - [Writer] creates and deletes pods.
+//   - [Writer.Recycle] has all containers of a pod restarted for another sandbox.
 //   - [Labeler] shows on each pod what it is used for.
 //   - [Build] makes a pod from a pool's template.
 //

@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -115,23 +118,47 @@ func (l *Labeler) next(ctx context.Context, key core.PodKey) error {
 // write labels the pod if it still exists.
 func (l *Labeler) write(ctx context.Context, e core.LabelPod) error {
 	labels := map[string]string{v1alpha1.LabelPool: e.Pool}
-	metadata := map[string]any{"uid": e.Pod.UID, "labels": labels}
+	annotations := map[string]string{}
 	if e.ID != "" {
 		labels[v1alpha1.LabelPhase], labels[v1alpha1.LabelSandbox] = v1alpha1.PhaseClaimed, e.ID
 		if e.Released {
 			labels[v1alpha1.LabelPhase] = v1alpha1.PhaseReleased
 		}
-		metadata["annotations"] = map[string]string{annotationSafeToEvict: "false", annotationDoNotDisrupt: "true"}
+		annotations[annotationSafeToEvict], annotations[annotationDoNotDisrupt] = "false", "true"
 	}
-	raw, err := json.Marshal(map[string]any{"metadata": metadata})
+	kind, patch := types.MergePatchType, any(map[string]any{"metadata": map[string]any{
+		"uid": e.Pod.UID, "labels": labels, "annotations": annotations,
+	}})
+	if e.Pod != e.Pod.Whole() {
+		kind, patch = types.JSONPatchType, lifePatch(e.Pod, labels, annotations)
+	}
+	raw, err := json.Marshal(patch)
 	if err != nil {
 		return fmt.Errorf("encode patch: %w", err)
 	}
-	_, err = l.o.Client.CoreV1().Pods(e.Pod.Namespace).Patch(ctx, e.Pod.Name, types.MergePatchType, raw, metav1.PatchOptions{})
+	_, err = l.o.Client.CoreV1().Pods(e.Pod.Namespace).Patch(ctx, e.Pod.Name, kind, raw, metav1.PatchOptions{})
 	// The pod is gone, or another pod has its name: the UID of a pod cannot change, so the API server
-	// calls the patch invalid.
+	// calls the patch invalid. The same if the pod is in another life.
 	if apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
 		return nil
 	}
 	return err
+}
+
+// lifePatch labels one life of a pod.
+func lifePatch(key core.PodKey, labels, annotations map[string]string) (patch []map[string]any) {
+	whole, life := key.Whole(), strings.TrimPrefix(key.UID, key.Whole().UID+"/")
+	op := func(op, path, value string) {
+		patch = append(patch, map[string]any{"op": op, "path": path, "value": value})
+	}
+	escape := strings.NewReplacer("~", "~0", "/", "~1").Replace
+	op("test", "/metadata/uid", whole.UID)
+	op("test", "/metadata/annotations/"+escape(v1alpha1.AnnotationLife), life)
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		op("add", "/metadata/labels/"+escape(name), labels[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(annotations)) {
+		op("add", "/metadata/annotations/"+escape(name), annotations[name])
+	}
+	return patch
 }

@@ -32,7 +32,7 @@ func (w *Writer) ReadLog(ctx context.Context, e core.ReadLog, lines int) error {
 	defer cancel()
 	s := e.Sandbox
 	p, gone, err := w.read(ctx, s.Pod)
-	if err != nil || gone {
+	if err != nil || gone || KeyOf(p) != s.Pod {
 		return err
 	}
 	tail, most := int64(lines), int64(logRead)
@@ -49,6 +49,11 @@ func (w *Writer) ReadLog(ctx context.Context, e core.ReadLog, lines int) error {
 	raw, err := io.ReadAll(io.LimitReader(log, logRead))
 	if err != nil {
 		return fmt.Errorf("read the log of pod %s: %w", s.Pod.Name, err)
+	}
+	if s.Pod != s.Pod.Whole() { // the log may be that of another life
+		if p, gone, err := w.read(ctx, s.Pod); err != nil || gone || KeyOf(p) != s.Pod {
+			return err
+		}
 	}
 	w.o.Submit(core.LogRead{ID: s.ID, Lines: lastLines(string(raw), lines)})
 	return nil

@@ -17,6 +17,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
 func TestLastLinesAreBoundedAndUTF8(t *testing.T) {
@@ -78,20 +79,28 @@ func TestLogIsThatOfTheContainerThatEnded(t *testing.T) {
 
 func TestLogOfAnotherPodIsNotRead(t *testing.T) {
 	var query string
-	code := http.StatusOK
+	code, life, recycledMeanwhile := http.StatusOK, "", false
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case !strings.HasSuffix(r.URL.Path, "/log"):
 			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(corev1.Pod{
+			p := corev1.Pod{
 				TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "u"},
 				Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}},
-			})
+			}
+			if life != "" {
+				p.Annotations = map[string]string{v1alpha1.AnnotationLife: life}
+				p.Spec.InitContainers = []corev1.Container{{Name: awaitName, RestartPolicyRules: []corev1.ContainerRestartRule{{}}}}
+			}
+			_ = json.NewEncoder(w).Encode(p)
 		case code != http.StatusOK:
 			http.Error(w, "no kubelet", code)
 		default:
 			query = r.URL.RawQuery
 			_, _ = w.Write([]byte("a\nb\n"))
+			if recycledMeanwhile {
+				life = "1"
+			}
 		}
 	}))
 	defer api.Close()
@@ -116,4 +125,12 @@ func TestLogOfAnotherPodIsNotRead(t *testing.T) {
 	code = http.StatusInternalServerError
 	require.Error(t, read("u"))
 	require.Len(t, events, 1)
+	code, life = http.StatusOK, "0"
+	require.NoError(t, read("u/0"))
+	require.Len(t, events, 2)
+	recycledMeanwhile = true
+	for range 2 {
+		require.NoError(t, read("u/0"))
+		require.Len(t, events, 2, "the log may be that of the next sandbox")
+	}
 }

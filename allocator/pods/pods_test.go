@@ -100,7 +100,7 @@ func setUp(t *testing.T) *fixture {
 	var err error
 	f.clients, err = kube.NewClients(config, 0, 0)
 	require.NoError(t, err)
-	f.writer, err = pods.NewWriter(pods.WriterOptions{Settings: pods.Settings{ServeOn: serveOn}, Options: kube.Options{
+	f.writer, err = pods.NewWriter(pods.WriterOptions{Settings: pods.Settings{ServeOn: serveOn, AgentImage: "agent"}, Options: kube.Options{
 		Clients: f.clients, Namespace: "default", Submit: f.sink.Submit, Log: zaptest.NewLogger(t),
 	}})
 	require.NoError(t, err)

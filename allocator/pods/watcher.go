@@ -44,10 +44,10 @@ func (w *Watcher) List(ctx context.Context) (all []core.Pod, version string, err
 func (w *Watcher) Run(ctx context.Context) error {
 	return kube.Watch(ctx, w.resource, &corev1.Pod{}, slim, func(was, is *corev1.Pod) {
 		if was != nil && was.UID != is.UID { // deleted and created again between two events
-			w.o.Submit(core.PodGone{Key: keyOf(was)})
+			w.o.Submit(core.PodGone{Key: KeyOf(was).Whole()})
 		}
 		w.o.Submit(core.PodSeen{Pod: observe(is, w.o.Log)})
-	}, func(p *corev1.Pod) { w.o.Submit(core.PodGone{Key: keyOf(p)}) })
+	}, func(p *corev1.Pod) { w.o.Submit(core.PodGone{Key: KeyOf(p).Whole()}) })
 }
 
 // slim keeps only the fields that this package reads, so that the cache stays small.
@@ -89,6 +89,9 @@ func slim(p *corev1.Pod) *corev1.Pod {
 			})
 		}
 	}
+	if canRecycle(p) {
+		slimRecycling(slim, p)
+	}
 	return slim
 }
 
@@ -114,6 +117,42 @@ func slimState(s corev1.ContainerState) (kept corev1.ContainerState) {
 		kept.Terminated = &corev1.ContainerStateTerminated{
 			ExitCode: t.ExitCode, Reason: t.Reason, Message: kube.Bounded(t.Message, maxWhy), FinishedAt: t.FinishedAt,
 		}
+	}
+	return kept
+}
+
+// slimRecycling keeps what the proof of a restart needs.
+func slimRecycling(slim, p *corev1.Pod) {
+	slim.Generation = p.Generation
+	slim.Annotations = map[string]string{}
+	for _, name := range []string{v1alpha1.AnnotationLife, v1alpha1.AnnotationEnded} {
+		if value, ok := p.Annotations[name]; ok {
+			slim.Annotations[name] = value
+		}
+	}
+	slim.Spec.InitContainers = []corev1.Container{{Name: awaitName, RestartPolicyRules: []corev1.ContainerRestartRule{{}}}}
+	slim.Spec.EphemeralContainers = p.Spec.EphemeralContainers
+	slim.Status.InitContainerStatuses = slimProof(p.Status.InitContainerStatuses)
+	slim.Status.ContainerStatuses = slimProof(p.Status.ContainerStatuses)
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.AllContainersRestarting {
+			slim.Status.Conditions = append(slim.Status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status})
+		}
+	}
+}
+
+// slimProof keeps of each container what restarted reads, beside what slimStatuses keeps.
+func slimProof(all []corev1.ContainerStatus) (kept []corev1.ContainerStatus) {
+	for i := range all {
+		c := &all[i]
+		state := slimState(c.State)
+		if c.State.Running != nil {
+			state.Running = &corev1.ContainerStateRunning{StartedAt: c.State.Running.StartedAt}
+		}
+		kept = append(kept, corev1.ContainerStatus{
+			Name: c.Name, ContainerID: c.ContainerID, Ready: c.Ready, RestartCount: c.RestartCount,
+			State: state, LastTerminationState: slimState(c.LastTerminationState),
+		})
 	}
 	return kept
 }

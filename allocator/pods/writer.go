@@ -45,9 +45,21 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 	ctx, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
 	grace := int64(deleteGrace / time.Second)
-	uid := types.UID(e.Pod.UID)
+	uid := types.UID(e.Pod.Whole().UID)
+	must := metav1.Preconditions{UID: &uid}
+	if e.Pod.Whole() != e.Pod { // another life of the pod may have a sandbox by now
+		p, gone, err := w.read(ctx, e.Pod)
+		switch {
+		case err != nil:
+			return err
+		case !gone && KeyOf(p) != e.Pod: // the watch shows it
+			return nil
+		case !gone:
+			must.ResourceVersion = &p.ResourceVersion
+		}
+	}
 	err := w.o.Clients.Kubernetes.CoreV1().Pods(e.Pod.Namespace).Delete(ctx, e.Pod.Name, metav1.DeleteOptions{
-		GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &uid},
+		GracePeriodSeconds: &grace, Preconditions: &must,
 	})
 	if err == nil {
 		return nil
@@ -57,7 +69,7 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 	case readErr != nil:
 		return errors.Join(err, readErr)
 	case gone:
-		w.o.Submit(core.PodGone{Key: e.Pod})
+		w.o.Submit(core.PodGone{Key: e.Pod.Whole()})
 		return nil
 	case p.DeletionTimestamp != nil:
 		return nil
@@ -99,6 +111,8 @@ func (w *Writer) refuseChanged(ctx context.Context, pool *v1alpha1.SandboxPool, 
 		changed = "its owner reference"
 	case p.Labels[v1alpha1.LabelPhase] == "":
 		changed = "the label " + v1alpha1.LabelPhase
+	case canRecycle(p) && p.Annotations[v1alpha1.AnnotationLife] == "":
+		changed = "the annotation " + v1alpha1.AnnotationLife
 	default:
 		return nil
 	}
@@ -112,7 +126,7 @@ func (w *Writer) refuseChanged(ctx context.Context, pool *v1alpha1.SandboxPool, 
 	return err
 }
 
-// read reads a pod from the API server's store. gone is true when no pod with that UID exists.
+// read reads a pod from the API server's store, in any life. gone is true when no pod with that UID exists.
 func (w *Writer) read(ctx context.Context, key core.PodKey) (p *corev1.Pod, gone bool, err error) {
 	p, err = w.o.Clients.Kubernetes.CoreV1().Pods(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	switch {
@@ -121,5 +135,5 @@ func (w *Writer) read(ctx context.Context, key core.PodKey) (p *corev1.Pod, gone
 	case err != nil:
 		return nil, false, fmt.Errorf("read pod %s: %w", key.Name, err)
 	}
-	return p, string(p.UID) != key.UID, nil
+	return p, string(p.UID) != key.Whole().UID, nil
 }

@@ -60,6 +60,8 @@ func (k known) degraded() metav1.Condition {
 		switch {
 		case errors.Is(k.refused, pods.ErrAgent):
 			c.Reason = v1alpha1.PoolAgentRefused
+		case errors.Is(k.refused, pods.ErrRecycle):
+			c.Reason = v1alpha1.PoolRecycleRefused
 		case errors.Is(k.refused, pods.ErrPreStop):
 			c.Reason = v1alpha1.PoolPreStop
 		}

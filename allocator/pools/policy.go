@@ -61,13 +61,20 @@ func (p Policy) Check(pool *v1alpha1.SandboxPool) error {
 }
 
 func (p Policy) checkSecurity(pool *v1alpha1.SandboxPool) error {
-	if p.level == api.LevelPrivileged {
+	recycles := pool.Spec.Reuse == v1alpha1.ReuseRecycle
+	if p.level == api.LevelPrivileged && !recycles {
 		return nil
 	}
 	pod := pods.Build(pool, "", pods.Settings{}) // they do not affect security
 	var refused []string
-	result := policy.AggregateCheckResults(p.evaluator.EvaluatePod(api.LevelVersion{Level: p.level, Version: api.LatestVersion()}, &pod.ObjectMeta, &pod.Spec))
-	if !result.Allowed {
+	// A privileged container can change what restarts keep, such as the network of the pod.
+	result := policy.AggregateCheckResults(p.evaluator.EvaluatePod(api.LevelVersion{Level: api.LevelBaseline, Version: api.LatestVersion()}, &pod.ObjectMeta, &pod.Spec))
+	switch {
+	case p.level == api.LevelPrivileged && result.Allowed:
+		return nil
+	case p.level == api.LevelPrivileged:
+		return fmt.Errorf("spec.reuse: %w: spec.template: %s", pods.ErrRecycle, result.ForbiddenDetail())
+	case !result.Allowed:
 		refused = append(refused, result.ForbiddenDetail())
 	}
 	if *pod.Spec.AutomountServiceAccountToken {

@@ -130,6 +130,7 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
 		Template: pods.TemplateHash(pool, p.o.Settings), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
+		Recycle: pool.Spec.Reuse == v1alpha1.ReuseRecycle,
 		Refused: message(p.check(pool)), Deleting: pool.DeletionTimestamp != nil,
 	}
 	for _, port := range pool.Spec.Ports {
@@ -180,7 +181,7 @@ const busyPath = "/busy"
 
 // check returns nil, or an error that says why no pod may be made from a pool's template.
 func (p *Pools) check(pool *v1alpha1.SandboxPool) error {
-	return errors.Join(pods.CheckAgent(pool, p.o.Settings), p.o.Policy.Check(pool))
+	return errors.Join(pods.CheckAgent(pool, p.o.Settings), pods.CheckRecycle(pool, p.o.Settings), p.o.Policy.Check(pool))
 }
 
 // secondsOf is 0 for a field that is not set.

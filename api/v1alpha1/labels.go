@@ -16,6 +16,16 @@ const (
 	LabelSandbox = "berth.sh/sandbox"
 )
 
+// Annotations on the pods of a pool that recycles them.
+const (
+	// AnnotationLife is the number of sandboxes' lives that the pod has had before this one. A change of it by
+	// anyone restarts all containers, and ends the sandbox in the pod.
+	AnnotationLife = "berth.sh/life"
+	// AnnotationEnded has the IDs of the containers of the life before. The pod is ready when none of them is
+	// left.
+	AnnotationEnded = "berth.sh/ended-containers"
+)
+
 // Finalizers of the allocator.
 const (
 	// PoolFinalizer keeps a deleted pool until its pods are gone.

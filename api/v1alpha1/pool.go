@@ -46,6 +46,7 @@ type SandboxPool struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.agent.busy != 'Commands' || has(self.maxLifetimeSeconds)",message="spec.agent.busy: Commands needs spec.maxLifetimeSeconds, because a sandbox whose command never ends would never end; set it"
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.agent.busy != 'Commands' || !has(self.busyProbe)",message="spec.agent.busy: Commands is a busyProbe that the agent answers; remove spec.busyProbe, or set busy to None"
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.onRestart == 'Release'",message="spec.agent: needs spec.onRestart Release, because an agent that starts again is not configured for its sandbox any more"
+// +kubebuilder:validation:XValidation:rule="!has(self.reuse) || self.reuse != 'Recycle' || self.onRestart == 'Release'",message="spec.reuse: Recycle needs spec.onRestart Release, because a restart ends the life of a pod"
 type SandboxPoolSpec struct {
 	// warm is how many ready pods without a sandbox the pool keeps. In addition it makes a pod for
 	// each waiting claim that finds none. With 0 every claim waits for its pod to start, and a
@@ -157,6 +158,25 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:default=Release
 	// +optional
 	OnRestart OnRestart `json:"onRestart,omitempty"`
+
+	// reuse says what becomes of the pod of a released sandbox, once no request can reach it. Never: it is
+	// deleted. Recycle: all of its containers are restarted, init containers included, and it becomes warm
+	// again, if the pool has fewer warm pods than it should have; else it is deleted. It is also deleted when it
+	// was changed, evicted or moved meanwhile, or when the kubelet does not report the restart of every
+	// container in time. Default: Never.
+	//
+	// Recycle needs Kubernetes 1.36 and the allocators' --agent-image. It adds an init container and a sidecar
+	// to the pods, and takes the capability NET_RAW from all containers. The page docs/recycle.md lists what a
+	// recycled pod keeps. A change replaces idle pods.
+	// +kubebuilder:default=Never
+	// +optional
+	Reuse Reuse `json:"reuse,omitempty"`
+
+	// acceptVolumes: pods are recycled although their volumes keep what earlier sandboxes have written.
+	// It has a meaning for reuse Recycle only, which otherwise refuses a template with a volume that
+	// containers can write.
+	// +optional
+	AcceptVolumes bool `json:"acceptVolumes,omitempty"`
 
 	// idleTimeoutSeconds is the time without activity, in seconds, after which a sandbox is
 	// released, with reason IdleTimeout: 5 to 31,536,000 (365 days), or 0 for never. Default: 3600. A
@@ -375,6 +395,17 @@ const (
 	OrphanSandboxes DeletionPolicy = "Orphan"
 )
 
+// Reuse is what becomes of the pod of a released sandbox.
+//
+// +kubebuilder:validation:Enum=Never;Recycle
+type Reuse string
+
+// What can become of the pod of a released sandbox.
+const (
+	ReuseNever   Reuse = "Never"
+	ReuseRecycle Reuse = "Recycle"
+)
+
 // Activity is what keeps a sandbox from being idle.
 //
 // +kubebuilder:validation:Enum=Requests;Bytes
@@ -446,9 +477,9 @@ const (
 	PoolProgressing = "Progressing"
 	// PoolDegraded is True while something keeps the pool from what it asks for. The message quotes
 	// the API server, the scheduler or the kubelet. Reasons:
-	//   - PodSecurity, PreStop, Agent: no pod is made from the template, because it asks for more than
-	//     the allocator's --pod-security allows, has a preStop action other than sleep, or leaves no
-	//     room for the agent;
+	//   - PodSecurity, PreStop, Agent, Recycle: no pod is made from the template, because it asks for more
+	//     than the allocator's --pod-security allows, has a preStop action other than sleep, leaves no
+	//     room for the agent, or is for pods that cannot be recycled;
 	//   - QuotaExceeded, CreateFailed: the API server refused the last pod;
 	//   - Unschedulable, ImagePullFailed, StartFailed, CrashLoop, OOMKilled, Failed, Evicted, Preempted,
 	//     NodeLost, Deleted, NeverReady: pods do not become ready, or end before they can be used:
@@ -462,28 +493,29 @@ const (
 
 // Reasons of the conditions, beside those of pods.
 const (
-	PoolWarm          = "Warm"
-	PoolFilling       = "Filling"
-	PoolMaxPods       = "MaxPods"
-	PoolRollingOut    = "RollingOut"
-	PoolShrinking     = "Shrinking"
-	PoolDraining      = "Draining"
-	PoolSettled       = "Settled"
-	PoolPaused        = "Paused"
-	PoolHealthy       = "Healthy"
-	PoolPodSecurity   = "PodSecurity"
-	PoolPreStop       = "PreStop"
-	PoolAgentRefused  = "Agent"
-	PoolQuotaExceeded = "QuotaExceeded"
-	PoolCreateFailed  = "CreateFailed"
-	PoolNodesUnusable = "NodesUnusable"
+	PoolWarm           = "Warm"
+	PoolFilling        = "Filling"
+	PoolMaxPods        = "MaxPods"
+	PoolRollingOut     = "RollingOut"
+	PoolShrinking      = "Shrinking"
+	PoolDraining       = "Draining"
+	PoolSettled        = "Settled"
+	PoolPaused         = "Paused"
+	PoolHealthy        = "Healthy"
+	PoolPodSecurity    = "PodSecurity"
+	PoolPreStop        = "PreStop"
+	PoolAgentRefused   = "Agent"
+	PoolRecycleRefused = "Recycle"
+	PoolQuotaExceeded  = "QuotaExceeded"
+	PoolCreateFailed   = "CreateFailed"
+	PoolNodesUnusable  = "NodesUnusable"
 )
 
 // TemplateRefused reports whether the conditions say that no pod is made from the template.
 func (s *SandboxPoolStatus) TemplateRefused() bool {
 	for _, c := range s.Conditions {
 		if c.Type == PoolDegraded && c.Status == metav1.ConditionTrue {
-			return c.Reason == PoolPodSecurity || c.Reason == PoolPreStop || c.Reason == PoolAgentRefused
+			return c.Reason == PoolPodSecurity || c.Reason == PoolPreStop || c.Reason == PoolAgentRefused || c.Reason == PoolRecycleRefused
 		}
 	}
 	return false

@@ -4,6 +4,8 @@
 //	berth-agent install DIR             copies itself to DIR/berth-agent, for an init container
 //	berth-agent run                     serves, beside the image's own programs
 //	berth-agent run -- COMMAND ARG...   serves, and runs the container's command as its child
+//	berth-agent clean DIR               removes what an earlier sandbox has left, see package recycle
+//	berth-agent await FILE              has the pod recycled when the file changes, see package recycle
 //
 // # With a command
 //
@@ -35,11 +37,22 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/berth-sandbox/berth/agent/initbox"
+	"github.com/berth-sandbox/berth/agent/recycle"
 )
 
 type flags struct {
 	Run     runCommand     `cmd:"" help:"Serve the sandbox."`
 	Install installCommand `cmd:"" help:"Copy this program to a directory, as berth-agent."`
+	Clean   cleanCommand   `cmd:"" help:"Remove what an earlier sandbox has left in the pod outside of volumes."`
+	Await   awaitCommand   `cmd:"" help:"Exit with 88 when a file changes, to have all containers of the pod restarted."`
+}
+
+type cleanCommand struct {
+	Dir string `arg:"" help:"Directory that no other container can write. It has to exist."`
+}
+
+type awaitCommand struct {
+	File string `arg:"" help:"File of a downward API volume."`
 }
 
 type runCommand struct {
@@ -108,6 +121,10 @@ func run(ctx context.Context, args []string, signals <-chan os.Signal, stdout, s
 		return &exit{2, fmt.Errorf("flags: %w", err)}
 	case k.Selected().Name == "install":
 		return f.Install.install()
+	case k.Selected().Name == "clean":
+		return recycle.Clean("/", f.Clean.Dir)
+	case k.Selected().Name == "await":
+		return f.Await.await(ctx, signals)
 	}
 	return f.Run.run(ctx, signals, slog.New(slog.NewTextHandler(stderr, nil)))
 }
@@ -135,4 +152,25 @@ func (c *installCommand) install() error {
 		return err
 	}
 	return os.Rename(target.Name(), filepath.Join(c.Dir, "berth-agent"))
+}
+
+// await ends with recycle.ExitCode when the file has changed, and with 0 on SIGTERM and SIGINT.
+func (c *awaitCommand) await(ctx context.Context, signals <-chan os.Signal) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changed := make(chan error, 1)
+	go func() { changed <- recycle.Await(ctx, c.File) }()
+	for {
+		select {
+		case err := <-changed:
+			if err == nil {
+				err = &exit{code: recycle.ExitCode}
+			}
+			return err
+		case s := <-signals:
+			if s == syscall.SIGTERM || s == syscall.SIGINT {
+				return nil
+			}
+		}
+	}
 }

@@ -1,13 +1,17 @@
 package main
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,6 +31,9 @@ type identity struct {
 	Path    string      `json:"path"`
 	Host    string      `json:"host"`
 	Headers http.Header `json:"headers"`
+	// Start names this process. Hosts are all hosts of the requests that it has answered, this one included.
+	Start string   `json:"start"`
+	Hosts []string `json:"hosts"`
 }
 
 // sandbox is what all listeners share.
@@ -36,10 +43,24 @@ type sandbox struct {
 	busyUntil atomic.Int64 // bootclock
 	exits     chan int     // capacity 1; exit codes asked for, the first counts
 	record    *os.File     // nil: nothing is written down
+	start     string
+	mu        sync.Mutex
+	hosts     map[string]struct{}
+}
+
+// saw notes the host of a request, and returns all.
+func (s *sandbox) saw(host string) []string {
+	const most = 100
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.hosts) < most {
+		s.hosts[host] = struct{}{}
+	}
+	return slices.Sorted(maps.Keys(s.hosts))
 }
 
 func newSandbox(f *flags) (*sandbox, error) {
-	s := &sandbox{f: f, exits: make(chan int, 1)}
+	s := &sandbox{f: f, exits: make(chan int, 1), start: rand.Text(), hosts: map[string]struct{}{}}
 	if f.Record == "" {
 		return s, nil
 	}
@@ -101,6 +122,7 @@ func (s *sandbox) handler(port int) http.Handler {
 	counted := func(pattern string, h http.HandlerFunc) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			hits.Add(1)
+			s.saw(r.Host)
 			if s.note(w, r) {
 				h(w, r)
 			}
@@ -119,7 +141,7 @@ func (s *sandbox) handler(port int) http.Handler {
 func (s *sandbox) identify(w http.ResponseWriter, r *http.Request, port int) {
 	reply(w, identity{
 		Pod: s.f.Pod, PodUID: s.f.PodUID, IP: s.f.IP, Port: port,
-		Method: r.Method, Path: r.URL.RequestURI(), Host: r.Host, Headers: r.Header,
+		Method: r.Method, Path: r.URL.RequestURI(), Host: r.Host, Headers: r.Header, Start: s.start, Hosts: s.saw(r.Host),
 	})
 }
 

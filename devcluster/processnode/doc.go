@@ -25,6 +25,8 @@
 //   - preStop sleep within the grace period, SIGTERM, SIGKILL at its end.
 //   - Graceful and forced deletion, and eviction through the API.
 //   - Environment variables with fieldRef.
+//   - What Berth adds to pods that it recycles: a change of the annotation berth.sh/life has all containers
+//     killed and started again, with new IDs. What these containers of Berth clean does not exist here.
 //   - The agent of Berth. The init container that installs it does not run: the program agent is
 //     looked up like a command without a slash, and listens on the pod's address only.
 //

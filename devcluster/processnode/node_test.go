@@ -182,7 +182,7 @@ func unsupportedPodFails(w *world) {
 	pod := w.until("unsupported", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	require.Equal(w.t, "ProcessNodeUnsupported", pod.Status.Reason)
 	require.Equal(w.t, "Pod was rejected: a process node does not support spec.initContainers[0] "+
-		"(only the one that installs Berth's agent)", pod.Status.Message)
+		"(only those of Berth)", pod.Status.Message)
 	require.Empty(w.t, pod.Status.PodIP)
 	w.delete("unsupported", 30)
 	w.gone("unsupported")

@@ -31,8 +31,9 @@ func (w *worker) makeStatus() corev1.PodStatus {
 		s.Phase, s.Reason, s.Message = corev1.PodFailed, reasonUnsupported, w.rejected
 	} else {
 		s.ContainerStatuses = []corev1.ContainerStatus{container}
+		s.InitContainerStatuses = w.initStatuses()
 	}
-	s.Conditions = conditions(container, s.Phase, w.holds)
+	s.Conditions = append(conditions(container, s.Phase, w.holds), w.restartingCondition()...)
 	for i := range s.Conditions {
 		s.Conditions[i].ObservedGeneration = w.pod.Generation
 	}
@@ -43,7 +44,7 @@ func (w *worker) containerStatus() corev1.ContainerStatus {
 	started := w.current != nil
 	s := corev1.ContainerStatus{
 		Name: w.spec.Name, Image: w.spec.Image, RestartCount: w.restarts,
-		Started: &started, Ready: started && w.current.passed,
+		Started: &started, Ready: started && w.current.passed && !w.restarting,
 	}
 	switch {
 	case w.current != nil:

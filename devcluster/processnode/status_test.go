@@ -97,7 +97,7 @@ func TestAgentListensOnTheAddressOfItsPod(t *testing.T) {
 
 func TestRefusalNamesEveryUnsupportedField(t *testing.T) {
 	for field, change := range map[string]func(*corev1.PodSpec){
-		"spec.initContainers[1] (only the one that installs Berth's agent)": func(s *corev1.PodSpec) {
+		"spec.initContainers[1] (only those of Berth)": func(s *corev1.PodSpec) {
 			s.InitContainers = []corev1.Container{
 				{Command: []string{"agent", "install", "/berth"}}, {Command: []string{"true"}}}
 		},
@@ -110,7 +110,7 @@ func TestRefusalNamesEveryUnsupportedField(t *testing.T) {
 		"spec.containers[1] (only one container)": func(s *corev1.PodSpec) {
 			s.Containers = append(s.Containers, corev1.Container{})
 		},
-		"spec.volumes[0] (data: only emptyDir and the projected service account token)": func(s *corev1.PodSpec) {
+		"spec.volumes[0] (data: only emptyDir, the service account token and that of Berth)": func(s *corev1.PodSpec) {
 			s.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
 				HostPath: &corev1.HostPathVolumeSource{}}}}
 		},

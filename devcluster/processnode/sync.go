@@ -33,12 +33,20 @@ func (w *worker) sync() {
 	}
 	if w.current != nil && w.current.exit != nil {
 		w.earlier, w.exited, w.current, w.waiting = w.exited, w.current.exit, nil, nil
+		if w.restarting {
+			w.removeAll()
+		}
 	}
 	w.mu.Lock()
 	w.pod, w.gone = w.latest, w.latestGone
 	w.mu.Unlock()
 	if w.finished {
 		return
+	}
+	if !w.ending() && w.recycled() {
+		if w.restartAll(); w.current != nil {
+			return
+		}
 	}
 	if !w.ending() && w.current == nil {
 		if w.restartable() {
@@ -82,6 +90,7 @@ func (w *worker) launch() {
 			return
 		}
 	}
+	w.startInits()
 	if w.exited != nil {
 		w.backOff.Next(id, w.exited.FinishedAt.Time)
 		w.restarts++

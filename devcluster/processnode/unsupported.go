@@ -32,8 +32,7 @@ func unsupported(spec *corev1.PodSpec) []string {
 	}
 	refuse(spec.RestartPolicy == corev1.RestartPolicyOnFailure, "spec.restartPolicy (only Always and Never)")
 	for i := range spec.InitContainers {
-		refuse(!installsAgent(&spec.InitContainers[i]),
-			"spec.initContainers[%d] (only the one that installs Berth's agent)", i)
+		refuseInit(i, &spec.InitContainers[i], refuse)
 	}
 	refuse(len(spec.ReadinessGates) > 0, "spec.readinessGates")
 	refuse(spec.ActiveDeadlineSeconds != nil, "spec.activeDeadlineSeconds")
@@ -48,8 +47,10 @@ func unsupported(spec *corev1.PodSpec) []string {
 	refuse(len(spec.ResourceClaims) > 0, "spec.resourceClaims")
 	refuse(len(spec.EphemeralContainers) > 0, "spec.ephemeralContainers")
 	for i, v := range spec.Volumes {
-		refuse(v.EmptyDir == nil && !isTokenVolume(v),
-			"spec.volumes[%d] (%s: only emptyDir and the projected service account token)", i, v.Name)
+		mounts := spec.Containers[0].VolumeMounts
+		mounted := slices.ContainsFunc(mounts, func(m corev1.VolumeMount) bool { return m.Name == v.Name })
+		refuse(v.EmptyDir == nil && !isTokenVolume(v) && (v.DownwardAPI == nil || mounted),
+			"spec.volumes[%d] (%s: only emptyDir, the service account token and that of Berth)", i, v.Name)
 	}
 	refuse(len(spec.Containers) > 1, "spec.containers[1] (only one container)")
 	refuseContainer(&spec.Containers[0], refuse)

@@ -48,6 +48,12 @@ type worker struct {
 	finished  bool   // the container does not run and will never run
 	deleted   bool   // the deletion of the object was requested after the end
 
+	inits        []initRun // nil: the init containers have not run yet
+	life         string    // the annotation of this name, as the sidecar has read it at its start
+	initRestarts int32
+	restarting   bool // all containers are being killed, to be started again
+	hasRestarted bool // that has happened
+
 	current  *run                             // nil while the container does not run
 	exited   *corev1.ContainerStateTerminated // how the latest run ended
 	earlier  *corev1.ContainerStateTerminated // how the run before it ended

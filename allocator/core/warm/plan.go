@@ -38,6 +38,7 @@ type Counts struct {
 	OutdatedWarm    int
 	InUse           int // by claims and sandboxes
 	Deleting        int
+	Recycling       int // pods of released sandboxes that become pending again
 	Total           int // that exist, in all states
 }
 
@@ -77,6 +78,15 @@ func (s Spec) room(pods, inUse int) int {
 	return max(0, min(pods, s.MaxPods-inUse))
 }
 
+// idle is how many current pods are warm or will be.
+func (n Counts) idle() int { return n.Creating + n.Recycling + n.Coming + n.Warm }
+
+// kept is how many idle pods the pool keeps.
+func (s Spec) kept(inUse int) int { return s.room(s.Warm+s.Lacking+s.Spare, inUse) }
+
+// Keeps reports whether the pool keeps one more pod that becomes warm again.
+func (s Spec) Keeps(n Counts) bool { return n.idle() < s.kept(n.InUse) }
+
 // PlanFor decides what a pool does. After the plan is carried out, the plan for the new counts is
 // empty. Surplus pods go in this order: outdated pods that are not ready; outdated warm pods as far
 // as current warm pods replace them; current pods that are not ready; the oldest warm pods. Claims take
@@ -91,7 +101,7 @@ func PlanFor(s Spec, n Counts) (p Plan) {
 		return p
 	}
 	// Stranded pods do not count.
-	idle := n.Creating + n.Coming + n.Warm
+	idle := n.idle()
 	if !s.Retrying {
 		missing := s.Warm + s.Lacking - idle - s.Held
 		if room := s.MaxPods - n.Total - n.Creating; s.MaxPods > 0 && missing > room {
@@ -112,7 +122,7 @@ func PlanFor(s Spec, n Counts) (p Plan) {
 	if n.OutdatedWarm > 0 {
 		p.OutdatedWarm = max(0, min(warm-wanted+s.MaxUnavailable, n.OutdatedWarm))
 		full := s.MaxPods > 0 && n.Total+n.Creating+p.Create >= s.MaxPods
-		underWay := n.Creating + p.Create + p.Stranded + n.Coming + n.OutdatedPending + n.Deleting
+		underWay := n.Creating + n.Recycling + p.Create + p.Stranded + n.Coming + n.OutdatedPending + n.Deleting
 		if p.OutdatedWarm == 0 && full && underWay == 0 {
 			// There is no room for a replacement, so one pod at a time makes room.
 			if n.Stranded > 0 {
@@ -122,7 +132,7 @@ func PlanFor(s Spec, n Counts) (p Plan) {
 			}
 		}
 	}
-	kept := s.room(s.Warm+s.Lacking+s.Spare, n.InUse)
+	kept := s.kept(n.InUse)
 	if surplus := idle - kept; surplus > 0 {
 		p.Coming = min(surplus, n.Coming)
 		// Pods that are still being created cannot be deleted.

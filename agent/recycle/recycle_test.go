@@ -1,0 +1,90 @@
+package recycle_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-sandbox/berth/agent/recycle"
+)
+
+func write(t *testing.T, file, content string) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	require.NoError(t, os.WriteFile(file, []byte(content), 0o644))
+}
+
+func TestCleanRestoresWhatRestartsKeep(t *testing.T) {
+	root, dir := t.TempDir(), t.TempDir()
+	resolv := filepath.Join(root, "etc/resolv.conf")
+	write(t, resolv, "nameserver 10.96.0.10\n")
+	for _, name := range []string{"dev/shm", "dev/mqueue"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(root, name), 0o755))
+		require.NoError(t, os.Chmod(filepath.Join(root, name), 0o777|os.ModeSticky))
+	}
+	write(t, filepath.Join(root, "proc/sysvipc/shm"), "key shmid perms size cpid lpid nattch uid\n")
+	require.NoError(t, recycle.Clean(root, dir))
+	for range 2 {
+		write(t, resolv, "nameserver 192.0.2.1\n")
+		require.NoError(t, os.Chmod(resolv, 0o600))
+		if err := unix.Setxattr(resolv, "user.left", []byte("x"), 0); !errors.Is(err, unix.ENOTSUP) {
+			require.NoError(t, err)
+		}
+		write(t, filepath.Join(root, "dev/shm/dir/left"), "x")
+		write(t, filepath.Join(root, "dev/mqueue/left"), "x")
+		require.NoError(t, os.Chmod(filepath.Join(root, "dev/shm"), 0o700))
+		require.NoError(t, recycle.Clean(root, dir))
+		content, err := os.ReadFile(resolv)
+		require.NoError(t, err)
+		require.Equal(t, "nameserver 10.96.0.10\n", string(content))
+		info, err := os.Stat(resolv)
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o644), info.Mode())
+		n, err := unix.Listxattr(resolv, nil)
+		require.True(t, err == nil && n == 0 || errors.Is(err, unix.ENOTSUP), "%d %v", n, err)
+		for _, name := range []string{"dev/shm", "dev/mqueue"} {
+			info, err := os.Stat(filepath.Join(root, name))
+			require.NoError(t, err)
+			require.Equal(t, 0o777|os.ModeSticky|os.ModeDir, info.Mode())
+			left, err := os.ReadDir(filepath.Join(root, name))
+			require.NoError(t, err)
+			require.Empty(t, left)
+		}
+	}
+}
+
+func TestCleanFailsIfAnythingIsLeft(t *testing.T) {
+	root, dir := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(root, "proc/sysvipc/msg"), "key msqid uid\n0 x 0\n")
+	require.ErrorContains(t, recycle.Clean(root, dir), "sysvipc/msg")
+	require.Error(t, recycle.Clean(t.TempDir(), filepath.Join(dir, "none")))
+	root, dir = t.TempDir(), t.TempDir()
+	require.NoError(t, recycle.Clean(root, dir))
+	write(t, filepath.Join(root, "etc/hostname"), "it did not exist")
+	require.ErrorContains(t, recycle.Clean(root, dir), "etc/hostname")
+}
+
+func TestAwaitEndsWhenItsFileChanges(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "life")
+	require.ErrorIs(t, recycle.Await(t.Context(), file), os.ErrNotExist)
+	write(t, file, "0")
+	done := make(chan error, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	go func() { done <- recycle.Await(ctx, file) }()
+	for n := 0; ; n++ { // it may not have read the file yet
+		write(t, file, string(rune('1'+n%2)))
+		select {
+		case err := <-done:
+			require.NoError(t, err)
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package core
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// The pod of a released sandbox can become warm again, if its pool asks for that. A pod then has several
+// lives, one after the other. Each life has a PodKey of its own, so nothing else in this package knows of
+// recycling: a life has at most one sandbox, its retirement is final, and a late message about it says
+// nothing about the next one.
+//
+//   - A life ends by RecyclePod, which follows the complete fence of its sandbox. So no router has a route to
+//     its address, and no request is on its way there. The observation of the next life ends it.
+//   - The next life begins pending, at the same address. It is ready only when the kubelet's status proves
+//     that every container was restarted after the life before: see package pods. Core trusts Pod.Ready for
+//     that. A life that is not proven within proofWithin is retired.
+//   - A restart needs no fact of its own. A leader that ends in between leaves either the life before, whose
+//     fence the next leader begins again, or a next life that is not proven. The next leader has not seen
+//     the fence complete: until it has, the address is tainted, and a next life there is tainted too and is
+//     deleted. A late RecyclePod of a deposed leader does no harm: the fence that it followed stays complete.
+//   - Whoever changes what marks the life of a pod that is in use ends its sandbox: the release, its fence
+//     and the taint follow as for a pod that is gone.
+
+// proofWithin bounds how long a life may be without proof. Restarts take seconds.
+const proofWithin = 2 * time.Minute
+
+// unproven is a life that began with a restart.
+type unproven struct {
+	pod   *pod
+	since time.Duration // boot clock
+}
+
+// How the recycling of a pod can end.
+const (
+	Recycled  = "Recycled"  // the next life is proven
+	NotNeeded = "NotNeeded" // the pool has as many idle pods as it keeps
+	NotFit    = "NotFit"    // the pod, or the pool's template, has changed, or the sandbox failed or ended because of the pod
+	NotProven = "NotProven" // the kubelet did not report the restart of all containers in time
+)
+
+// Recycles are all outcomes.
+var Recycles = []string{Recycled, NotNeeded, NotFit, NotProven}
+
+// recycles reports whether the pod of a released sandbox, whose fence is complete, begins another life. Only a pod
+// that could go on to serve does, and only for a pool that keeps it.
+func (c *Core) recycles(p *pod, sb *sandbox) bool {
+	pool := p.pool
+	if !pool.Recycle || !pool.known || pool.Deleting {
+		return false
+	}
+	cause, _ := p.unfit(sb)
+	switch {
+	case pool.Refused != "", p.outdated, !p.seen.Recyclable, !p.usable(), cause != (Cause{}), sb.Reason == ReasonAddressShared,
+		slices.Contains(logReasons, sb.Reason), len(sb.conflicts) > 0, c.retirements[p.seen.Key] != nil:
+		c.emit(RecycleEnded{NotFit})
+		return false
+	case !pool.spec().Keeps(pool.warmCounts()):
+		c.emit(RecycleEnded{NotNeeded})
+		return false
+	}
+	return true
+}
+
+// awaitProof begins the wait for the proof of a life, and ends it.
+func (c *Core) awaitProof(p *pod) {
+	switch {
+	case p.seen.Recycling && !p.awaited:
+		p.awaited = true
+		c.unproven = append(c.unproven, unproven{p, c.now.Boot})
+	case p.awaited && !p.proven && p.seen.Ready:
+		p.proven = true
+		c.emit(RecycleEnded{Recycled})
+	}
+}
+
+// retireUnproven retires the lives whose proof has not come in time.
+func (c *Core) retireUnproven() {
+	for len(c.unproven) > 0 && c.now.Boot-c.unproven[0].since >= proofWithin {
+		p := c.unproven[0].pod
+		c.unproven = c.unproven[1:]
+		if c.pods[p.seen.Key] == p && p.phase == podPending && p.seen.Recycling && !p.tainted {
+			why := fmt.Sprintf("its node did not report the restart of all containers within %v", proofWithin)
+			if p.seen.Why != "" {
+				why += ": " + p.seen.Why
+			}
+			c.recordFailure(p, PodNeverReady, why)
+			c.emit(RecycleEnded{NotProven})
+			c.retire(p)
+		}
+	}
+}

@@ -1,0 +1,75 @@
+package pods_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap/zaptest"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/pods"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+)
+
+func TestRecycleBeginsTheNextLifeOnce(t *testing.T) {
+	f := setUp(t)
+	f.pool.Spec.Reuse = v1alpha1.ReuseRecycle
+	create := func(name string) core.PodKey {
+		f.sink.take()
+		require.NoError(t, f.writer.Create(t.Context(), f.pool, core.CreatePod{Name: name}))
+		return f.sink.take()[0].(core.PodSeen).Pod.Key
+	}
+	runs := func(name string) {
+		p := f.get(name)
+		for _, c := range p.Spec.InitContainers {
+			p.Status.InitContainerStatuses = append(p.Status.InitContainerStatuses, corev1.ContainerStatus{Name: c.Name, ContainerID: "c://" + c.Name})
+		}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "sandbox", ContainerID: "c://sandbox"}}
+		_, err := f.clients.Kubernetes.CoreV1().Pods("default").UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
+		require.NoError(t, err)
+	}
+	key := create("recycled")
+	runs("recycled")
+	f.faults.lose.Store(1)
+	require.Error(t, f.writer.Recycle(t.Context(), f.pool, core.RecyclePod{Pod: key}))
+	for range 2 { // the second one finds what the first has done
+		require.NoError(t, f.writer.Recycle(t.Context(), f.pool, core.RecyclePod{Pod: key}))
+		require.Equal(t, key.Whole().UID+"/1", pods.KeyOf(f.get("recycled")).UID)
+		require.Equal(t, v1alpha1.PhaseWarm, f.get("recycled").Labels[v1alpha1.LabelPhase])
+		require.NotContains(t, f.get("recycled").Labels, v1alpha1.LabelSandbox)
+	}
+	require.Empty(t, f.sink.take(), "the watch shows lives in their order")
+	require.Equal(t, "c://berth-clean,c://berth-recycle,c://sandbox", f.get("recycled").Annotations[v1alpha1.AnnotationEnded])
+
+	t.Run("late writes about the life before change nothing", func(t *testing.T) {
+		l, err := pods.NewLabeler(pods.LabelerOptions{
+			Client: f.clients.Kubernetes, Yield: func(context.Context) {}, Log: zaptest.NewLogger(t),
+		})
+		require.NoError(t, err)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); l.Run(ctx, 1) }()
+		defer func() { stop(); <-done }()
+		l.Label(core.LabelPod{Pod: key, Pool: "pool", ID: "id1", Released: true})
+		require.Eventually(t, func() bool { return l.Waiting() == 0 }, time.Minute, 10*time.Millisecond)
+		require.Equal(t, v1alpha1.PhaseWarm, f.get("recycled").Labels[v1alpha1.LabelPhase])
+		require.NoError(t, f.writer.Delete(t.Context(), core.DeletePod{Pod: key}))
+		require.Nil(t, f.get("recycled").DeletionTimestamp)
+		next := key.Whole()
+		next.UID += "/1"
+		l.Label(core.LabelPod{Pod: next, Pool: "pool", ID: "id2"})
+		require.Eventually(t, func() bool { return l.Waiting() == 0 }, time.Minute, 10*time.Millisecond)
+		require.Equal(t, "id2", f.get("recycled").Labels[v1alpha1.LabelSandbox])
+	})
+
+	t.Run("a pod without all statuses is deleted", func(t *testing.T) {
+		key := create("other")
+		require.NoError(t, f.writer.Recycle(t.Context(), f.pool, core.RecyclePod{Pod: key}))
+		_, err := f.clients.Kubernetes.CoreV1().Pods("default").Get(t.Context(), "other", metav1.GetOptions{})
+		require.Error(t, err)
+	})
+}
