@@ -60,7 +60,12 @@ func newGroundWith(b *testing.B, o stack.Options, nodes hollow.Options) *ground 
 // pool makes a pool and waits until it is full. maxPods 0 is no bound; as many as
 // warm pauses the refill.
 func (g *ground) pool(name string, warm, maxPods int32) {
+	g.poolOf(name, warm, maxPods, v1alpha1.ReuseNever)
+}
+
+func (g *ground) poolOf(name string, warm, maxPods int32, reuse v1alpha1.Reuse) {
 	g.berth.CreatePool(name, warm, func(p *v1alpha1.SandboxPool) {
+		p.Spec.Reuse = reuse
 		if maxPods > 0 {
 			p.Spec.MaxPods = &maxPods
 		}

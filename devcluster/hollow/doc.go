@@ -16,8 +16,10 @@
 //
 // # Limits
 //
-//   - There are no containers: no probes, logs, restarts or grace periods. A deleted
-//     pod is gone at once, and its address still answers.
+//   - There are no containers: no probes, logs or grace periods. A deleted pod is gone
+//     at once, and its address still answers.
+//   - All containers of a pod that Berth recycles restart by one write of its status.
+//     A kubelet writes it several times.
 //   - The server takes its port on every address of this machine. No other program
 //     can have that port.
 //   - Nodes are cordoned, drained or made unready by the caller only.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"strconv"
 	"sync"
 	"time"
 
@@ -178,7 +179,7 @@ func (n *Nodes) sync(ctx context.Context, key cache.ObjectName) error {
 	case pod.DeletionTimestamp != nil && *pod.DeletionGracePeriodSeconds > 0:
 		err = pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64),
 			Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
-	case pod.DeletionTimestamp == nil && pod.Status.PodIP == "":
+	case pod.DeletionTimestamp == nil && (pod.Status.PodIP == "" || recycled(pod)):
 		var patch []byte
 		if patch, err = n.ready(pod); err == nil {
 			_, err = pods.Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
@@ -188,6 +189,20 @@ func (n *Nodes) sync(ctx context.Context, key cache.ObjectName) error {
 		return nil
 	}
 	return err
+}
+
+// lifeAnnotation is changed to have all containers of a pod restarted, if Berth made it so that it can be.
+const lifeAnnotation = "berth.sh/life"
+
+// recycled reports whether the containers of a pod are those of an earlier life.
+func recycled(pod *corev1.Pod) bool {
+	s := pod.Status.ContainerStatuses
+	return len(pod.Spec.InitContainers) > 0 && len(s) > 0 && s[0].ContainerID != containerID(pod, s[0].Name)
+}
+
+// containerID names a container in the present life of its pod.
+func containerID(pod *corev1.Pod, name string) string {
+	return fmt.Sprintf("hollow://%s/%s/%s", pod.UID, name, pod.Annotations[lifeAnnotation])
 }
 
 // ready is the patch that makes a pod ready, on an address that it keeps until its
@@ -214,12 +229,25 @@ func (n *Nodes) ready(pod *corev1.Pod) ([]byte, error) {
 		s.Conditions = append(s.Conditions, corev1.PodCondition{Type: t, Status: corev1.ConditionTrue,
 			LastTransitionTime: now})
 	}
-	started := true
-	for _, c := range pod.Spec.Containers {
-		s.ContainerStatuses = append(s.ContainerStatuses, corev1.ContainerStatus{
-			Name: c.Name, Image: c.Image, Ready: true, Started: &started,
-			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}},
-		})
+	restarts, _ := strconv.Atoi(pod.Annotations[lifeAnnotation])
+	status := func(c *corev1.Container, runs bool) corev1.ContainerStatus {
+		its := corev1.ContainerStatus{
+			Name: c.Name, Image: c.Image, ContainerID: containerID(pod, c.Name),
+			Ready: true, Started: &runs, RestartCount: int32(restarts),
+		}
+		if runs {
+			its.State.Running = &corev1.ContainerStateRunning{StartedAt: now}
+		} else {
+			its.State.Terminated = &corev1.ContainerStateTerminated{Reason: "Completed", StartedAt: now, FinishedAt: now}
+		}
+		return its
+	}
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		s.InitContainerStatuses = append(s.InitContainerStatuses, status(c, c.RestartPolicy != nil))
+	}
+	for i := range pod.Spec.Containers {
+		s.ContainerStatuses = append(s.ContainerStatuses, status(&pod.Spec.Containers[i], true))
 	}
 	return json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": s})
 }
