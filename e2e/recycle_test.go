@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -157,29 +156,16 @@ func TestRecycledPodsServeOneSandboxAtATime(t *testing.T) {
 	t.Logf("lives per second: %.2f recycled, %.2f with new pods: %.2f times", fast, slow, fast/slow)
 }
 
-// What a sandbox may leave behind in a pod is gone in the next life. Only a real kubelet keeps any of it.
+// What a sandbox may leave behind in a pod is gone in the next life: what root can leave, and what a user can whose
+// pod is what the Pod Security Standard restricted allows. Only a real kubelet keeps any of it.
+//
+// Invariant: I3
 func TestRecycledPodKeepsNothingOfASandbox(t *testing.T) {
 	if where, err := provider(); err != nil || where != onKind {
 		t.Skipf("needs containers: only on the provider %s", onKind)
 	}
 	e := start(t, 0)
-	one := int32(1)
-	pool := e.otherPool("dirt", 1, func(s *v1alpha1.SandboxPoolSpec) {
-		s.Reuse, s.MaxPods = v1alpha1.ReuseRecycle, &one
-		s.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: sandboxaccess.AgentPort}
-		c := &s.Template.Spec.Containers[0]
-		*c = corev1.Container{Name: c.Name, Image: pythonImage}
-	})
-	claim := func() openapi.Sandbox {
-		s, _ := e.claimOf(pool, `"envVars":{"GREETING":"hello"}`)
-		e.eventually(func() error {
-			if a := e.file(s, http.MethodGet, "/etc", ""); a.code >= http.StatusBadGateway {
-				return fmt.Errorf("%d %s", a.code, a.body)
-			}
-			return nil
-		})
-		return s
-	}
+	yes, no, uid := true, false, int64(1000)
 	const look = `/usr/bin/python3 -c '
 import os
 kept = ["/etc/resolv.conf", "/etc/hosts", "/etc/hostname", "/dev/shm", "/dev/mqueue", "/dev/termination-log"]
@@ -212,20 +198,57 @@ if os.fork() == 0:
 os.setresuid(-1, 500, -1)
 assert c.shmget(0xbeef, 4096, 0o1666) >= 0 and c.semget(0xbeef, 1, 0o1666) >= 0 and c.msgget(0xbeef, 0o1666) >= 0
 '`
+	const dirtOfUser = `/usr/bin/python3 -c '
+import ctypes, os
+open("/dev/shm/dirt", "a").write("# left-behind\n")
+c = ctypes.CDLL(None)
+os.close(c.mq_open(b"/dirt", os.O_CREAT | os.O_RDWR, 0o600, None))
+assert c.shmget(0xbeef, 4096, 0o1600) >= 0 and c.semget(0xbeef, 1, 0o1600) >= 0 and c.msgget(0xbeef, 0o1600) >= 0
+if os.fork() == 0:
+    os.setsid()
+    for fd in range(3): os.dup2(os.open("/dev/null", os.O_RDWR), fd)
+    os.execv("/bin/sleep", ["sleep", "1000"])
+'`
 	const clean = "files []\ndirty []\nmodes ['0o644:0', '0o644:0', '0o644:0', '0o1777:0', '0o1777:0']\n" +
 		"shm 0\nsem 0\nmsg 0\nprocesses []\nsockets 0 0\nraw 0\n"
-	s := claim()
-	name := s.PodName
+	const left = `(?s)dirt.*shm 1\nsem 1\nmsg 1\nprocesses \['\d+'\]\n`
+	e.livesAfterDirt("root", look, dirt, clean, left+"sockets 1 1", nil)
+	e.livesAfterDirt("user", look, dirtOfUser, clean, left, func(spec *corev1.PodSpec) {
+		spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &uid}
+		spec.Containers[0].SecurityContext = &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
+			ReadOnlyRootFilesystem: &yes, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}
+	})
+}
+
+// livesAfterDirt has sandboxes run the script dirt as a user, one after the other in one pod. The script look prints
+// clean before that, and what matches left after it.
+func (e *env) livesAfterDirt(user, look, dirt, clean, left string, change func(*corev1.PodSpec)) {
+	one := int32(1)
+	pool := e.otherPool("dirt-of-"+user, 1, func(s *v1alpha1.SandboxPoolSpec) {
+		s.Reuse, s.MaxPods = v1alpha1.ReuseRecycle, &one
+		s.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: sandboxaccess.AgentPort}
+		c := &s.Template.Spec.Containers[0]
+		*c = corev1.Container{Name: c.Name, Image: pythonImage}
+		if change != nil {
+			change(&s.Template.Spec)
+		}
+	})
+	pod, last := "", ""
 	for range 3 {
-		require.Equal(t, clean, e.bash(s, "root", look).out)
-		r := e.bash(s, "root", dirt)
-		require.Zero(t, r.code, r.out)
-		left := `(?s)dirt.*hostname.*0o700:500.*shm 1\nsem 1\nmsg 1\nprocesses \['\d+'\]\nsockets 1 1`
-		require.Regexp(t, left, e.bash(s, "root", look).out)
+		s, _ := e.claimOf(pool, `"envVars":{"GREETING":"hello"}`)
+		e.eventually(func() error {
+			if a := e.file(s, http.MethodGet, "/etc", ""); a.code >= http.StatusBadGateway {
+				return fmt.Errorf("%d %s", a.code, a.body)
+			}
+			return nil
+		})
+		require.True(e.t, pod == "" || s.PodName == pod, "the pod was recycled")
+		require.NotEqual(e.t, last, s.SandboxID)
+		pod, last = s.PodName, s.SandboxID
+		require.Equal(e.t, clean, e.bash(s, user, look).out)
+		r := e.bash(s, user, dirt)
+		require.Zero(e.t, r.code, r.out)
+		require.Regexp(e.t, left, e.bash(s, user, look).out)
 		e.release(s.SandboxID)
-		last := s.SandboxID
-		s = claim()
-		require.Equal(t, name, s.PodName, "the pod was recycled")
-		require.NotEqual(t, last, s.SandboxID)
 	}
 }
