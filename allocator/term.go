@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/berth-sandbox/berth/allocator/agents"
@@ -434,7 +435,8 @@ func (t *term) readLog(e core.ReadLog) {
 	t.logs.add("read the log of a sandbox", func(ctx context.Context) error {
 		t.headStart.wait(ctx)
 		err := t.writer.ReadLog(ctx, e, int(pool.Spec.Records.LogLines))
-		if tries++; err != nil && tries == maxLogTries {
+		// A bad request will not be a good one: the kubelet has removed the container, or never started it.
+		if tries++; err != nil && (tries == maxLogTries || apierrors.IsBadRequest(err)) {
 			t.log.Warn("the record of a sandbox gets no log lines", zap.String("sandboxID", sandboxid.Short(e.Sandbox.ID)), zap.Error(err))
 			return nil
 		}

@@ -174,7 +174,8 @@ func (c *canaries) thrownAway(s openapi.Sandbox) error {
 		var list v1alpha1.SandboxList
 		err := c.clients.Berth.Get().Namespace(c.site.namespace()).Resource("sandboxes").Do(c.t.Context()).Into(&list)
 		if err != nil || slices.ContainsFunc(list.Items, func(one v1alpha1.Sandbox) bool {
-			return one.Spec.Pool == c.pool && one.Name != s.SandboxID && one.Status.Reason == core.ReasonConfigurationFailed && one.Status.Message != ""
+			return one.Spec.Pool == c.pool && one.Name != s.SandboxID &&
+				one.Status.Reason == core.ReasonConfigurationFailed && one.Status.Message != ""
 		}) {
 			return err
 		}

@@ -45,19 +45,26 @@ func (w *Writer) ReadLog(ctx context.Context, e core.ReadLog, lines int) error {
 	case err != nil:
 		return fmt.Errorf("read the log of pod %s: %w", s.Pod.Name, err)
 	}
-	defer log.Close() //nolint:errcheck // it was read, or the attempt failed
+	defer log.Close()
 	raw, err := io.ReadAll(io.LimitReader(log, logRead))
 	if err != nil {
 		return fmt.Errorf("read the log of pod %s: %w", s.Pod.Name, err)
+	}
+	text := string(raw)
+	if strings.HasPrefix(text, noLog) && !strings.Contains(text, "\n") {
+		return fmt.Errorf("read the log of pod %s: the kubelet has removed it", s.Pod.Name)
 	}
 	if s.Pod != s.Pod.Whole() { // the log may be that of another life
 		if p, gone, err := w.read(ctx, s.Pod); err != nil || gone || KeyOf(p) != s.Pod {
 			return err
 		}
 	}
-	w.o.Submit(core.LogRead{ID: s.ID, Lines: lastLines(string(raw), lines)})
+	w.o.Submit(core.LogRead{ID: s.ID, Lines: lastLines(text, lines)})
 	return nil
 }
+
+// noLog begins what a kubelet answers, with 200, in place of the log of a container that it is removing.
+const noLog = "unable to retrieve container logs for "
 
 // logOf returns the container that has the last words of a sandbox: the one whose end is the reason, or else the
 // first one. previous: it was started again since.

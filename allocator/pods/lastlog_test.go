@@ -79,7 +79,7 @@ func TestLogIsThatOfTheContainerThatEnded(t *testing.T) {
 
 func TestLogOfAnotherPodIsNotRead(t *testing.T) {
 	var query string
-	code, life, recycledMeanwhile := http.StatusOK, "", false
+	code, log, life, recycledMeanwhile := http.StatusOK, "a\nb\n", "", false
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case !strings.HasSuffix(r.URL.Path, "/log"):
@@ -97,7 +97,7 @@ func TestLogOfAnotherPodIsNotRead(t *testing.T) {
 			http.Error(w, "no kubelet", code)
 		default:
 			query = r.URL.RawQuery
-			_, _ = w.Write([]byte("a\nb\n"))
+			_, _ = w.Write([]byte(log))
 			if recycledMeanwhile {
 				life = "1"
 			}
@@ -120,7 +120,9 @@ func TestLogOfAnotherPodIsNotRead(t *testing.T) {
 	require.Equal(t, []core.Event{core.LogRead{ID: "x", Lines: []string{"a", "b"}}}, events)
 	require.Equal(t, "container=main&limitBytes=2097152&tailLines=2", query)
 	require.NoError(t, read("another"))
-	code = http.StatusNotFound
+	log = "unable to retrieve container logs for containerd://d504"
+	require.ErrorContains(t, read("u"), "the kubelet has removed it")
+	log, code = "c\n", http.StatusNotFound
 	require.NoError(t, read("u"), "it was deleted meanwhile")
 	code = http.StatusInternalServerError
 	require.Error(t, read("u"))
