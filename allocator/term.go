@@ -352,6 +352,11 @@ func (t *term) do(e core.Effect) {
 		t.objects.Record(e)
 	case core.ReadLog:
 		t.readLog(e)
+	case core.SyncPod:
+		t.other.add("sync the labels and annotations of a pod", func(ctx context.Context) error {
+			t.headStart.wait(ctx)
+			return t.sync(ctx, e)
+		})
 	case core.LabelPod:
 		t.labeler.Label(e)
 	case core.StartSandbox:
@@ -497,6 +502,20 @@ func (t *term) create(ctx context.Context, e core.CreatePod) {
 	if err != nil && ctx.Err() == nil {
 		t.log.Warn("pod not created", zap.String("pool", e.Pool.Name), zap.Error(err))
 	}
+}
+
+// sync returns an error if it is to be tried again. The core asks anew after a change of the template.
+func (t *term) sync(ctx context.Context, e core.SyncPod) error {
+	pool, ok := t.a.watches.pools.Get(e.Pool)
+	if !ok {
+		return nil
+	}
+	err := t.writer.Sync(ctx, pool, e)
+	t.a.watches.pools.SyncResult(pool, err)
+	if apierrors.IsInvalid(err) { // such as the value of a label that is too long
+		return nil
+	}
+	return err
 }
 
 // start calls the postStart hook of the sandbox's pool.

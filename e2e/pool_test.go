@@ -63,15 +63,31 @@ func TestPoolFollowsItsChangedSpec(t *testing.T) {
 		return nil
 	})
 
-	// Another template replaces the warm pods and leaves the sandbox alone.
-	e.patchPool(e.pool, `{"spec":{"template":{"metadata":{"labels":{"generation":"2"}}}}}`)
+	// Other labels are written to the warm pod, another template replaces it, and both leave the sandbox alone.
+	warm := func() []corev1.Pod { return e.pods(map[string]string{v1alpha1.LabelPhase: v1alpha1.PhaseWarm}) }
+	before := warm()
+	relabel := func(template string, labelled func(map[string]string) bool) {
+		e.patchPool(e.pool, `{"spec":{"template":{"metadata":`+template+`}}}`)
+		e.eventually(func() error {
+			if now := warm(); len(now) != 1 || now[0].UID != before[0].UID || !labelled(now[0].Labels) {
+				return fmt.Errorf("%d warm pods, not with the labels of the template", len(now))
+			}
+			return nil
+		})
+	}
+	relabel(`{"labels":{"generation":"2"}}`, func(l map[string]string) bool { return l["generation"] == "2" })
+	relabel(`{"labels":null}`, func(l map[string]string) bool { _, has := l["generation"]; return !has })
+	e.patchPool(e.pool, `{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":"now"}}}}}`)
 	e.eventually(func() error {
-		pods := e.pods(map[string]string{v1alpha1.LabelPhase: v1alpha1.PhaseWarm})
-		if len(pods) != 1 || pods[0].Labels["generation"] != "2" {
-			return fmt.Errorf("%d warm pods, not all new", len(pods))
+		if now := warm(); len(now) != 1 || now[0].UID == before[0].UID {
+			return fmt.Errorf("%d warm pods, not all new", len(now))
 		}
 		return nil
 	})
+	for _, p := range e.pods(map[string]string{v1alpha1.LabelPhase: v1alpha1.PhaseClaimed}) {
+		require.NotContains(e.t, p.Annotations, "kubectl.kubernetes.io/restartedAt")
+		require.NotContains(e.t, p.Annotations, v1alpha1.AnnotationMetadata)
+	}
 	e.reaches(e.client(), s)
 
 	// An empty pool says so, and when to come back.

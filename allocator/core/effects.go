@@ -38,6 +38,11 @@ type (
 		Pod  PodKey
 		Pool PoolKey
 	}
+	// SyncPod: an idle pod gets the labels and annotations of its pool's template.
+	SyncPod struct {
+		Pod  PodKey
+		Pool PoolKey
+	}
 	// LabelPod labels a pod with its pool and, unless ID is empty, with its sandbox and whether
 	// that was released. Core does not depend on it. Only the latest of several for one pod
 	// counts. Restored: the pool's label was removed or changed.
@@ -317,6 +322,7 @@ func (CreatePod) effect()           {}
 func (Write) effect()               {}
 func (Settle) effect()              {}
 func (LabelPod) effect()            {}
+func (SyncPod) effect()             {}
 func (StartSandbox) effect()        {}
 func (Configure) effect()           {}
 func (SandboxCreated) effect()      {}

@@ -52,6 +52,8 @@ func (j *job) String() string {
 		return "create " + e.Name
 	case LabelPod:
 		return "label " + e.Pod.Name
+	case SyncPod:
+		return "sync " + e.Pod.Name
 	case StartSandbox:
 		return "start " + e.Sandbox.ID
 	case Configure:
@@ -262,6 +264,7 @@ func (w *world) changePool() {
 		return
 	case n < 4:
 		p.Warm = n
+		p.Metadata = []string{"", "m1", "m2"}[w.draw(3)]
 	case n < 7:
 		p.Template, p.Agent.Port = "t"+strconv.Itoa(n-3), []uint16{0, 49983}[w.draw(2)]
 	case n < 9:
@@ -340,6 +343,11 @@ func (w *world) run(j *job, luck int) {
 func (w *world) attempt(j *job, luck int) bool {
 	takesPlace := luck != lost && luck != refused
 	switch e := j.effect.(type) {
+	case SyncPod:
+		if p := w.pod(e.Pod); takesPlace && p.exists && !p.Used {
+			w.write(p, func(p *Pod) { p.Metadata = w.pool(e.Pool).shown.Metadata })
+		}
+		return luck <= landsReportedLate
 	case LabelPod:
 		if p := w.pod(e.Pod); takesPlace && p.exists {
 			w.write(p, func(p *Pod) { p.Used = true })
@@ -452,7 +460,7 @@ func (w *world) create(e CreatePod, luck int) Event {
 		w.extra++ // made twice, removed in between: too rare to be worth a rule
 	}
 	uid := fmt.Sprintf("uid%02d", len(w.pods))
-	made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, AgentPort: p.shown.Agent.Port, CreatedAt: w.now.Wall, Recyclable: p.shown.Recycle}}
+	made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, Metadata: p.shown.Metadata, AgentPort: p.shown.Agent.Port, CreatedAt: w.now.Wall, Recyclable: p.shown.Recycle}}
 	if made.Recyclable {
 		made.Key.UID += "/0"
 	}

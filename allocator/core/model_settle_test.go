@@ -93,6 +93,8 @@ func (w *world) checkPodsSettled() {
 			switch pool := w.pool(p.pool()); {
 			case pool.Refused == "" && p.Template != pool.Template:
 				t.Fatalf("pod %s is of an older template", p.Key.Name)
+			case pool.Refused == "" && p.Metadata != pool.Metadata:
+				t.Fatalf("pod %s has labels %q, the template %q", p.Key.Name, p.Metadata, pool.Metadata)
 			case pool.Refused != "" && p.Template == pool.Template:
 				t.Fatalf("pod %s is of a template that is refused", p.Key.Name)
 			}

@@ -364,7 +364,7 @@ func (w *world) do(effects []Effect) {
 				continue
 			}
 			writes = slices.DeleteFunc(writes, same)
-		case CreatePod, DeletePod, RecyclePod, PoolDrained, DeleteObject, LabelPod, ReadLog, StartSandbox, Configure:
+		case CreatePod, DeletePod, RecyclePod, PoolDrained, DeleteObject, LabelPod, SyncPod, ReadLog, StartSandbox, Configure:
 			w.judgeJob(e)
 		case SendSnapshot, SendRoute, SendRelease, SendResolved, SendPong, SendQuiesce, SendResume, CloseStream:
 			w.deliver(e)

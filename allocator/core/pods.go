@@ -48,9 +48,11 @@ type pod struct {
 	// unreadySince is when a node got it, or it was ready last, on the boot clock; 0: it is ready, or no node
 	// has it.
 	unreadySince time.Duration
-	addr         *taint.Pod[PodKey]
-	claim        *claim   // while claiming
-	sandbox      *sandbox // from claimed on
+	// synced is the Metadata that the last SyncPod was for since the pod is idle; nil: none was.
+	synced  *string
+	addr    *taint.Pod[PodKey]
+	claim   *claim   // while claiming
+	sandbox *sandbox // from claimed on
 }
 
 // node is a node. One that pods name and that was not seen is not usable.
@@ -66,6 +68,9 @@ type node struct {
 
 // bindingLag is how long after the loss of a node the watch may still show bindings to it.
 const bindingLag = time.Minute
+
+// idle reports whether no claim and no sandbox has the pod, and it is not about to be deleted.
+func (p *pod) idle() bool { return p.phase == podPending || p.phase == podWarm }
 
 // strayed reports whether the creation of the pod was asked for before its node became unusable.
 func (p *pod) strayed() bool { return !p.node.usable && p.askedAt != 0 && p.askedAt < p.node.lostAt }
@@ -101,6 +106,9 @@ func (p *pod) enter(phase podPhase, now time.Duration) {
 		p.pool.queue.Remove(p.seen.Key)
 	}
 	p.recount(func() { p.phase = phase })
+	if !p.idle() {
+		p.synced = nil
+	}
 	p.unreadySince = 0
 	if phase == podPending {
 		p.waits(now)
@@ -240,6 +248,24 @@ func (c *Core) podSeen(seen Pod) {
 		c.emit(p.label())
 	}
 	c.consider(p)
+	c.sync(p)
+}
+
+// sync has an idle pod get the labels and annotations of the template. Sandboxes keep theirs, and a pod of an older
+// template is replaced.
+func (c *Core) sync(p *pod) {
+	want := p.pool.Metadata
+	switch {
+	case c.recovering || !p.pool.known || p.pool.Deleting || p.pool.Refused != "" || p.outdated || !p.idle():
+		return
+	case p.seen.Metadata == want:
+		p.synced = nil
+		return
+	case p.synced != nil && *p.synced == want:
+		return
+	}
+	p.synced = &want
+	c.emit(SyncPod{Pod: p.seen.Key, Pool: p.pool.Key})
 }
 
 // label restores the pool's label of a pod. The effect names the sandbox too, because it replaces

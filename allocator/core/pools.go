@@ -178,6 +178,7 @@ func (c *Core) poolSeen(spec Pool) {
 	pool := c.pools.of(spec.Key)
 	changed := pool.Template != spec.Template
 	otherPorts := pool.DefaultPort != spec.DefaultPort || !slices.Equal(pool.Ports, spec.Ports)
+	syncs := changed || pool.Metadata != spec.Metadata || pool.Refused != spec.Refused
 	pool.Pool, pool.known = spec, true
 	if !spec.Deleting {
 		pool.drained = false
@@ -186,6 +187,11 @@ func (c *Core) poolSeen(spec Pool) {
 		pool.backOff = backOff{}
 		for p := range pool.pods {
 			p.recount(func() { p.outdated = p.seen.Template != pool.Template })
+		}
+	}
+	if syncs {
+		for _, p := range pool.sorted(podPending, podWarm) {
+			c.sync(p)
 		}
 	}
 	if otherPorts {

@@ -70,6 +70,9 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 			pool.Deleting = true
 		}
 		pool.demand.Found(c.ticked, pool.sum(podPending)+pool.sum(podWarm), pool.maybeLacked(c.now.Wall))
+		for _, p := range pool.sorted(podPending, podWarm) {
+			c.sync(p)
+		}
 		pool.touch()
 	}
 	return c.take(), nil

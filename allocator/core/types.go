@@ -53,6 +53,9 @@ type Pool struct {
 	// Template identifies the pod template. Pods made from another one are
 	// replaced while they are warm.
 	Template string
+	// Metadata identifies the labels and annotations that idle pods have from the template. A change of them
+	// alone replaces no pod.
+	Metadata string
 	// Version is the resource version of this observation, opaque.
 	Version string
 	// PostStart: sandboxes are starting until Started answers StartSandbox.
@@ -91,6 +94,8 @@ type Pod struct {
 	Node     string // "" until it is scheduled
 	IP       netip.Addr
 	Template string
+	// Metadata identifies the labels and annotations that it has from the template.
+	Metadata string
 	// CreatedAt orders the pods of a pool by age. It is the API server's clock.
 	CreatedAt time.Time
 	// Version is the resource version of this observation, opaque.

@@ -101,7 +101,8 @@ func TestBuildAddsLabelsAndOwnerToTheTemplate(t *testing.T) {
 	require.Equal(t, map[string]string{
 		"app": "x", v1alpha1.LabelPool: "pool", v1alpha1.LabelPhase: v1alpha1.PhaseWarm, v1alpha1.LabelTemplate: pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}),
 	}, p.Labels)
-	require.Equal(t, map[string]string{"note": "y"}, p.Annotations)
+	require.Equal(t, map[string]string{"note": "y", v1alpha1.AnnotationMetadata: pods.Metadata(pool)}, p.Annotations)
+	require.Regexp(t, "^[0-9a-f]{12};app;note$", pods.Metadata(pool))
 	require.Len(t, p.OwnerReferences, 1)
 	require.EqualValues(t, "pool-uid", p.OwnerReferences[0].UID)
 }
@@ -111,8 +112,15 @@ func TestTemplateHashDependsOnTheTemplateAlone(t *testing.T) {
 	hash := pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn})
 	pool.Spec.Warm, pool.Generation, pool.Name = 7, 3, "other"
 	require.Equal(t, hash, pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}))
-	pool.Spec.Template.Metadata.Labels = map[string]string{"app": "x"}
-	require.NotEqual(t, hash, pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}))
+	pool.Spec.Template.Metadata = v1alpha1.PodTemplateMetadata{
+		Labels: map[string]string{"app": "x", "app.kubernetes.io/name": "x"}, Annotations: map[string]string{"example.com/notkubernetes.io": "x"},
+	}
+	require.Equal(t, hash, pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}), "idle pods get these later on")
+	for _, key := range []string{"kubernetes.io/x", "kubectl.kubernetes.io/restartedAt", "x.k8s.io/y"} {
+		pool.Spec.Template.Metadata.Annotations = map[string]string{key: "x"}
+		require.NotEqual(t, hash, pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}), key)
+		require.NotContains(t, pods.Metadata(pool), key)
+	}
 	pool = poolOf(corev1.PodSpec{HostPID: true})
 	require.NotEqual(t, hash, pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}))
 	require.NotEqual(t, pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}), pods.TemplateHash(pool, pods.Settings{ServeOn: 2 * serveOn}), "the sleep has changed")

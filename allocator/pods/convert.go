@@ -51,6 +51,7 @@ func observe(p *corev1.Pod, log *zap.Logger) core.Pod {
 		Pool:      poolOf(p),
 		Node:      p.Spec.NodeName,
 		Template:  p.Labels[v1alpha1.LabelTemplate],
+		Metadata:  p.Annotations[v1alpha1.AnnotationMetadata],
 		AgentPort: agentPort(p),
 		CreatedAt: p.CreationTimestamp.Time,
 		Version:   p.ResourceVersion,
@@ -105,9 +106,12 @@ type Settings struct {
 	AgentImage, AgentKey string
 }
 
-// TemplateHash identifies a pool's pod template and what Build makes of it with these settings.
+// TemplateHash identifies what a pod is created from: the pool's pod template without what idle pods get later on
+// (see Metadata), and what Build makes of it with these settings.
 func TemplateHash(pool *v1alpha1.SandboxPool, settings Settings) string {
-	raw, err := json.Marshal(pool.Spec.Template)
+	raw, err := json.Marshal(v1alpha1.PodTemplate{
+		Metadata: v1alpha1.PodTemplateMetadata{Annotations: fixed(pool)}, Spec: pool.Spec.Template.Spec,
+	})
 	if err != nil {
 		panic(fmt.Sprintf("encode pod template: %v", err)) // it was decoded from JSON
 	}
@@ -134,9 +138,13 @@ func Build(pool *v1alpha1.SandboxPool, name string, settings Settings) *corev1.P
 	labels[v1alpha1.LabelPool] = pool.Name
 	labels[v1alpha1.LabelPhase] = v1alpha1.PhaseWarm
 	labels[v1alpha1.LabelTemplate] = TemplateHash(pool, settings)
+	annotations := foreignOnly(pool.Spec.Template.Metadata.Annotations)
+	if m := Metadata(pool); m != "" {
+		annotations[v1alpha1.AnnotationMetadata] = m
+	}
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Namespace: pool.Namespace, Labels: labels, Annotations: foreignOnly(pool.Spec.Template.Metadata.Annotations),
+			Name: name, Namespace: pool.Namespace, Labels: labels, Annotations: annotations,
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1alpha1.GroupVersion().WithKind(poolKind))},
 		},
 		Spec: *pool.Spec.Template.Spec.DeepCopy(),

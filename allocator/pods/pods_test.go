@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -213,6 +214,56 @@ func TestWriter(t *testing.T) {
 		err := f.writer.Create(t.Context(), bad, core.CreatePod{Pool: pool, Name: "bad"})
 		require.ErrorContains(t, err, "spec.containers[0].name")
 		require.Equal(t, []core.Event{core.CreateFailed{Pool: pool, Name: "bad"}}, f.sink.take())
+	})
+
+	t.Run("a warm pod gets changed labels and annotations of the template", func(t *testing.T) {
+		f := f.in(t)
+		pool := f.pool
+		defer func() { f.pool = pool }()
+		template := func(labels, annotations map[string]string) {
+			f.pool = pool.DeepCopy()
+			f.pool.Spec.Template.Metadata = v1alpha1.PodTemplateMetadata{Labels: labels, Annotations: annotations}
+		}
+		template(map[string]string{"team": "a", "dropped": "x", "berth.sh/phase": "claimed"},
+			map[string]string{"note": "1", "gone": "y", "kubernetes.io/x": "at the creation"})
+		key := f.create("synced")
+		f.patch("synced", `{"metadata":{"labels":{"foreign":"1"},"annotations":{"foreign":"2"}}}`)
+		own := func() (labels, annotations map[string]string) {
+			p := f.get("synced")
+			for _, own := range []string{v1alpha1.LabelPool, v1alpha1.LabelPhase, v1alpha1.LabelTemplate} {
+				require.Contains(t, p.Labels, own)
+				delete(p.Labels, own)
+			}
+			require.Equal(t, pods.Metadata(f.pool), p.Annotations[v1alpha1.AnnotationMetadata])
+			delete(p.Annotations, v1alpha1.AnnotationMetadata)
+			require.Equal(t, string(p.UID), key.UID)
+			return p.Labels, p.Annotations
+		}
+		sync := func() error { return f.writer.Sync(t.Context(), f.pool, core.SyncPod{Pod: key}) }
+
+		template(map[string]string{"team": "b", "new": "z"}, map[string]string{"note": "2", "kubernetes.io/x": "later"})
+		require.NoError(t, sync())
+		labels, annotations := own()
+		require.Equal(t, map[string]string{"team": "b", "new": "z", "foreign": "1"}, labels)
+		require.Equal(t, map[string]string{"note": "2", "kubernetes.io/x": "at the creation", "foreign": "2"}, annotations)
+		version := f.get("synced").ResourceVersion
+		require.NoError(t, sync())
+		require.Equal(t, version, f.get("synced").ResourceVersion, "there was nothing to write")
+
+		template(nil, nil)
+		require.NoError(t, sync())
+		labels, annotations = own()
+		require.Equal(t, map[string]string{"foreign": "1"}, labels)
+		require.Equal(t, map[string]string{"kubernetes.io/x": "at the creation", "foreign": "2"}, annotations)
+
+		template(map[string]string{"team": strings.Repeat("x", 64)}, nil)
+		require.True(t, apierrors.IsInvalid(sync()))
+		template(map[string]string{"team": "c"}, nil)
+		version = f.patch("synced", `{"metadata":{"labels":{"berth.sh/phase":"claimed"}}}`)
+		require.NoError(t, sync())
+		require.Equal(t, version, f.get("synced").ResourceVersion, "a claimed pod has changed")
+		f.remove("synced")
+		require.NoError(t, sync())
 	})
 
 	t.Run("a pod whose marks admission removes is deleted", func(t *testing.T) {

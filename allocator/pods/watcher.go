@@ -76,6 +76,11 @@ func slim(p *corev1.Pod) *corev1.Pod {
 			slim.Labels[name] = value
 		}
 	}
+	for _, name := range []string{v1alpha1.AnnotationMetadata, v1alpha1.AnnotationLife, v1alpha1.AnnotationEnded} {
+		if value, ok := p.Annotations[name]; ok {
+			metav1.SetMetaDataAnnotation(&slim.ObjectMeta, name, value)
+		}
+	}
 	if owner := metav1.GetControllerOf(p); owner != nil {
 		slim.OwnerReferences = []metav1.OwnerReference{*owner}
 	}
@@ -124,12 +129,6 @@ func slimState(s corev1.ContainerState) (kept corev1.ContainerState) {
 // slimRecycling keeps what the proof of a restart needs.
 func slimRecycling(slim, p *corev1.Pod) {
 	slim.Generation = p.Generation
-	slim.Annotations = map[string]string{}
-	for _, name := range []string{v1alpha1.AnnotationLife, v1alpha1.AnnotationEnded} {
-		if value, ok := p.Annotations[name]; ok {
-			slim.Annotations[name] = value
-		}
-	}
 	slim.Spec.InitContainers = []corev1.Container{{Name: awaitName, RestartPolicyRules: []corev1.ContainerRestartRule{{}}}}
 	slim.Spec.EphemeralContainers = p.Spec.EphemeralContainers
 	slim.Status.InitContainerStatuses = slimProof(p.Status.InitContainerStatuses)

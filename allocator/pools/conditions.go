@@ -27,8 +27,9 @@ const paused = "spec.paused is set: no idle pod is created or deleted"
 type known struct {
 	pool   *v1alpha1.SandboxPool
 	counts core.Counts
-	// refused is why no pod may be made from the template. createErr is how the last creation failed.
-	refused, createErr error
+	// refused is why no pod may be made from the template. createErr is how the last creation failed, and syncErr
+	// how the last change of the labels and annotations of a pod did.
+	refused, createErr, syncErr error
 }
 
 // conditions returns the conditions that the pool should have. Those that do not change keep their times.
@@ -86,6 +87,8 @@ func (k known) degraded() metav1.Condition {
 		}
 	case n.Stranded > 0 && k.short():
 		c.Reason, c.Message = v1alpha1.PoolNodesUnusable, fmt.Sprintf("%d pods are on nodes that are cordoned or not ready", n.Stranded)
+	case k.syncErr != nil:
+		c.Reason, c.Message = v1alpha1.PoolSyncFailed, k.syncErr.Error()
 	default:
 		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.PoolHealthy
 	}

@@ -29,7 +29,7 @@ func TestConditionsQuoteWhatKeepsAPoolEmpty(t *testing.T) {
 	full := core.Counts{Target: 3, Wanted: 3, Warm: 3}
 	for name, c := range map[string]struct {
 		counts                       core.Counts
-		refused, createErr           error
+		refused, createErr, syncErr  error
 		deleted                      bool
 		ready, progressing, degraded string // status, reason and message
 	}{
@@ -76,6 +76,8 @@ func TestConditionsQuoteWhatKeepsAPoolEmpty(t *testing.T) {
 			progressing: "False Settled ", degraded: "False Healthy "},
 		"rollout": {counts: core.Counts{Target: 3, Wanted: 3, Warm: 3, Outdated: 2}, ready: "True Warm ",
 			progressing: "True RollingOut 2 idle pods are of an older template", degraded: "False Healthy "},
+		"labels that are not valid": {counts: full, syncErr: errors.New("must be no more than 63 bytes"), ready: "True Warm ",
+			progressing: "False Settled ", degraded: "True SyncFailed must be no more than 63 bytes"},
 		"too many": {counts: core.Counts{Target: 1, Wanted: 1, Warm: 3}, ready: "True Warm ",
 			progressing: "True Shrinking 3 pods are warm, 1 are wanted", degraded: "False Healthy "},
 		"deleted": {counts: core.Counts{Claimed: 2, Releasing: 1}, deleted: true, ready: "True Warm ",
@@ -86,7 +88,7 @@ func TestConditionsQuoteWhatKeepsAPoolEmpty(t *testing.T) {
 			if c.deleted {
 				pool.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 			}
-			all := known{pool: pool, counts: c.counts, refused: c.refused, createErr: c.createErr}.conditions()
+			all := known{pool: pool, counts: c.counts, refused: c.refused, createErr: c.createErr, syncErr: c.syncErr}.conditions()
 			require.Len(t, all, 3)
 			for kind, want := range map[string]string{v1alpha1.PoolReady: c.ready, v1alpha1.PoolProgressing: c.progressing, v1alpha1.PoolDegraded: c.degraded} {
 				got := meta.FindStatusCondition(all, kind)

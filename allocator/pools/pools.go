@@ -47,6 +47,7 @@ type Pools struct {
 	mu        sync.Mutex
 	pools     map[core.PoolKey]seen
 	createErr map[core.PoolKey]error // of the last pod creation
+	syncErr   map[core.PoolKey]syncFailure
 
 	correlator *record.EventCorrelator // used by Maintain alone
 }
@@ -59,6 +60,7 @@ func New(o Options) (*Pools, error) {
 	r := kube.Resource{Client: o.Clients.Berth, Name: resource, Namespace: o.Namespace}
 	return &Pools{
 		o: o, resource: r, pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{},
+		syncErr:    map[core.PoolKey]syncFailure{},
 		correlator: record.NewEventCorrelatorWithOptions(record.CorrelatorOptions{}),
 	}, nil
 }
@@ -125,11 +127,29 @@ func (p *Pools) CreateResult(key core.PoolKey, err error) {
 	}
 }
 
+// syncFailure is how the last write of the template's labels and annotations to a pod failed.
+type syncFailure struct {
+	generation int64 // of the pool
+	err        error
+}
+
+// SyncResult records how the latest write of the labels and annotations of this generation of a pool to one of its
+// pods went, for the condition Degraded.
+func (p *Pools) SyncResult(pool *v1alpha1.SandboxPool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		delete(p.syncErr, keyOf(pool))
+	} else {
+		p.syncErr[keyOf(pool)] = syncFailure{pool.Generation, err}
+	}
+}
+
 // keep stores a pool and returns the core's view of it.
 func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
-		Template: pods.TemplateHash(pool, p.o.Settings), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
+		Template: pods.TemplateHash(pool, p.o.Settings), Metadata: pods.Metadata(pool), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
 		Recycle: pool.Spec.Reuse == v1alpha1.ReuseRecycle,
 		Refused: message(p.check(pool)), Deleting: pool.DeletionTimestamp != nil,
 	}
@@ -200,6 +220,7 @@ func (p *Pools) forget(pool *v1alpha1.SandboxPool) {
 	if s, ok := p.pools[key]; ok && s.pool.UID == pool.UID { // unless a new object has the name
 		delete(p.pools, key)
 		delete(p.createErr, key)
+		delete(p.syncErr, key)
 	}
 }
 
@@ -315,10 +336,14 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 	if f := counts.Failed; f != (core.PodFailure{}) {
 		s.LastFailure = &v1alpha1.PodFailure{Pod: f.Pod, Reason: f.Reason, Message: f.Why, Time: metav1.NewTime(f.At)}
 	}
+	k := known{pool: pool, counts: counts, refused: p.check(pool)}
 	p.mu.Lock()
-	createErr := p.createErr[keyOf(pool)]
+	k.createErr = p.createErr[keyOf(pool)]
+	if f := p.syncErr[keyOf(pool)]; f.generation == pool.Generation {
+		k.syncErr = f.err
+	}
 	p.mu.Unlock()
-	s.Conditions = known{pool: pool, counts: counts, refused: p.check(pool), createErr: createErr}.conditions()
+	s.Conditions = k.conditions()
 	return s
 }
 

@@ -26,6 +26,10 @@ const (
 	AnnotationEnded = "berth.sh/ended-containers"
 )
 
+// AnnotationMetadata of a pod says which labels and annotations it has from its template: a hash, and their keys. A
+// pod without it has none.
+const AnnotationMetadata = "berth.sh/template-metadata"
+
 // Finalizers of the allocator.
 const (
 	// PoolFinalizer keeps a deleted pool until its pods are gone.

@@ -254,8 +254,10 @@ type SandboxPoolSpec struct {
 	// +optional
 	EnvdVersion string `json:"envdVersion,omitempty"`
 
-	// template is the pod to run. Its labels and annotations are copied to the
-	// pods; keys below berth.sh/ are the allocator's own and are left out.
+	// template is the pod to run. A change replaces idle pods. Its labels and annotations are copied to the
+	// pods; keys below berth.sh/ are the allocator's own and are left out. A change of labels and annotations
+	// alone is written to idle pods and replaces none. Sandboxes keep theirs. A change of annotations of
+	// Kubernetes itself, with a key below kubernetes.io/ or k8s.io/ or a subdomain, replaces idle pods.
 	// A pod is handed out once it is Ready, so containers should have a
 	// readiness probe.
 	//
@@ -509,6 +511,7 @@ const (
 	PoolQuotaExceeded  = "QuotaExceeded"
 	PoolCreateFailed   = "CreateFailed"
 	PoolNodesUnusable  = "NodesUnusable"
+	PoolSyncFailed     = "SyncFailed"
 )
 
 // TemplateRefused reports whether the conditions say that no pod is made from the template.
