@@ -248,7 +248,6 @@ func (c *Core) podSeen(seen Pod) {
 		c.emit(p.label())
 	}
 	c.consider(p)
-	c.sync(p)
 }
 
 // sync has an idle pod get the labels and annotations of the template. Sandboxes keep theirs, and a pod of an older
@@ -327,6 +326,7 @@ func (c *Core) consider(p *pod) {
 		}
 	case podReleased, podDeleting:
 	}
+	c.sync(p)
 }
 
 // unfit returns the cause for which a sandbox must end, as far as its pod is concerned; zero: there is none.

@@ -219,6 +219,9 @@ func (c *Core) settle(pool *pool) {
 	plan := warm.PlanFor(pool.spec(), pool.warmCounts())
 	if plan.Retires() {
 		for _, p := range pool.toRetire(plan, c.pods) {
+			if p.stranded() && p.away && !p.node.cordoned {
+				c.recordFailure(p, PodNodeLost, "node "+p.node.name+" is not ready or is gone")
+			}
 			c.retire(p)
 		}
 	}

@@ -439,6 +439,26 @@ func TestPodBoundToALostNodeHoldsNoSurge(t *testing.T) {
 	}
 }
 
+func TestLossOfANodeIsRecordedForItsIdlePods(t *testing.T) {
+	for _, cordoned := range []bool{false, true} {
+		s := newSim(t)
+		s.pods = 1
+		s.recoverState(State{Pools: []Pool{specA(1)}, Pods: []Pod{warmPod("a-1")}, Nodes: []string{"n1", "n2"}})
+		s.step(NodeSeen{Name: "n1", Cordoned: cordoned})
+		name := one[CreatePod](s).Name
+		s.step(PodSeen{with(warmPod(name), func(p *Pod) { p.Node = "n2" })})
+		if d := one[DeletePod](s); d.Pod != key("a-1") {
+			t.Errorf("deleted %+v", d)
+		}
+		switch failed := of[IdlePodFailed](s.effects); {
+		case cordoned && len(failed) > 0:
+			t.Errorf("%+v of a node that is drained", failed)
+		case !cordoned && (len(failed) != 1 || failed[0].Failure.Reason != PodNodeLost || failed[0].Pod != key("a-1")):
+			t.Errorf("%+v", failed)
+		}
+	}
+}
+
 func TestPodChangedByAdmissionIsReplacedAfterAPause(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)

@@ -58,3 +58,17 @@ func TestLabelsThatChangeBackAreSynced(t *testing.T) {
 	s.step(PoolSeen{p})
 	one[SyncPod](s)
 }
+
+func TestPodOfAWithdrawnClaimIsSynced(t *testing.T) {
+	s := newSim(t)
+	s.slow = true
+	p := specA(1)
+	s.recover([]Pool{p}, []Pod{warmPod("a-1")})
+	s.step(SessionJoined{Session: "r", Stream: 1}) // keeps the writer busy
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
+	p.Metadata = "m1"
+	s.step(PoolSeen{p})
+	none[SyncPod](s)
+	s.step(ClaimAbandoned{Token: 1})
+	one[SyncPod](s)
+}
