@@ -99,6 +99,9 @@ func TestChangedPodCannotBeRecycled(t *testing.T) {
 		require.False(t, seen.Recyclable)
 	}
 	p = secondLife()
+	p.Annotations[v1alpha1.AnnotationMetadata] = "hash;app;"
+	require.Equal(t, observe(p, zap.NewNop()), observe(slim(p), zap.NewNop()))
+	require.Equal(t, "hash;app;", observe(slim(p), zap.NewNop()).Metadata)
 	delete(p.Annotations, v1alpha1.AnnotationLife)
 	require.True(t, observe(slim(p), zap.NewNop()).Used)
 }
