@@ -292,3 +292,30 @@ func (s *benchSim) pings(routers int) {
 		s.do(SessionPing{Session: fmt.Sprint("router", r), Stream: uint64(r + 1), Nonce: 1})
 	}
 }
+
+// BenchmarkSettle: a warm pod is claimed and goes, and its replacement becomes ready, in pools of different sizes. The
+// cost must not grow with the pool.
+func BenchmarkSettle(b *testing.B) {
+	for _, pods := range []int{50, 500, 5000} {
+		b.Run(fmt.Sprint(pods), func(b *testing.B) {
+			s := newBenchSim(b)
+			pool := PoolKey{"ns", "pool"}
+			s.do(PoolSeen{Pool{Key: pool, Warm: pods, MaxPods: 1_000_000, Template: "t"}})
+			ready := func() {
+				s.n++
+				s.do(PodSeen{Pod{
+					Key: PodKey{"ns", fmt.Sprint("pod-", s.n), fmt.Sprint("uid-", s.n)}, Pool: "pool", Node: "n1",
+					IP: netip.AddrFrom4([4]byte{10, byte(s.n >> 16), byte(s.n >> 8), byte(s.n)}), Template: "t", Ready: true,
+				}})
+			}
+			for range pods {
+				ready()
+			}
+			for b.Loop() {
+				claimed := of[Claimed](s.do(Claim{Token: 1, Pool: pool, Lifetime: time.Hour}))[0]
+				s.do(PodGone{claimed.Sandbox.Pod})
+				ready()
+			}
+		})
+	}
+}
