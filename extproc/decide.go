@@ -92,8 +92,8 @@ func (d *decider) target(r *request) (Target, *apierror.Error) {
 	return target, refusal
 }
 
-// admitAtOnce admits a request whose route is known, as is so for most requests. It does not wait, and
-// returns false if it has not admitted the request: decide decides then.
+// admitAtOnce admits a request whose route is known. It does not wait, and returns false if it has not
+// admitted the request: decide decides then.
 func (d *decider) admitAtOnce(r *request) (admission, bool) {
 	target, refusal := d.target(r)
 	if refusal != nil {

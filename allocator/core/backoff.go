@@ -90,7 +90,8 @@ func (c *Core) replaceLate(pool *pool) {
 	}
 	pool.lateCheckAt = c.now.Boot + lateCheckEvery
 	for _, p := range pool.sorted(podPending) {
-		if p.unreadySince == 0 || c.now.Boot-p.unreadySince < pool.ReadyWithin || p.stranded() || p.quarantined {
+		if p.unreadySince == 0 || c.now.Boot-p.unreadySince < pool.ReadyWithin || p.stranded() || p.quarantined ||
+			p.seen.Recycling { // see retireUnproven: this is no fault of the template
 			continue
 		}
 		reason, why := cmp.Or(p.seen.Reason, PodNeverReady), fmt.Sprintf("it was not ready within %v", pool.ReadyWithin)

@@ -66,8 +66,7 @@ func (c *Core) advanceFences() {
 			p.enter(podDeleting, c.now.Boot)
 			switch {
 			case recycles:
-				p.recount(func() { p.recycling = true })
-				c.emit(RecyclePod{Pod: p.seen.Key, Pool: p.pool.Key})
+				c.recycle(p)
 			case !p.seen.Deleting:
 				c.emit(DeletePod{Pod: p.seen.Key})
 			}

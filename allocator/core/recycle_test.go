@@ -181,3 +181,101 @@ func TestChangedLifeOfClaimedPodEndsItsSandbox(t *testing.T) {
 	s.step(Claim{Token: 9, Pool: poolA, Wait: time.Minute})
 	none[Claimed](s)
 }
+
+// deleted passes d in small steps, and returns what was deleted, and how recyclings ended.
+func (s *sim) deleted(d time.Duration) (pods []PodKey, ended []string) {
+	s.t.Helper()
+	for passed := time.Duration(0); ; passed += 10 * time.Second {
+		for _, e := range of[DeletePod](s.effects) {
+			pods = append(pods, e.Pod)
+		}
+		for _, e := range of[RecycleEnded](s.effects) {
+			ended = append(ended, e.Outcome)
+		}
+		if passed >= d {
+			return pods, ended
+		}
+		s.pass(10 * time.Second)
+	}
+}
+
+func unclean(p *Pod) { p.Reason, p.Why = PodCrashLoop, "container berth-clean: exit code 1" }
+
+// A sandbox can leave what cannot be removed. Its pod must not hold a place of the pool for long.
+func TestLifeThatCannotBeCleanedIsDeletedAtOnce(t *testing.T) {
+	s := newSim(t)
+	spec := specRecycle(1, 1)
+	spec.ReadyWithin = 30 * time.Second
+	s.recover([]Pool{spec}, []Pod{recyclable("a-1")})
+	sb := s.claim()
+	s.release(sb.ID)
+	s.pass(window)
+	one[RecyclePod](s)
+	s.step(PodSeen{with(again(recyclable("a-1")), unclean)})
+	if f := one[IdlePodFailed](s).Failure; !strings.HasSuffix(f.Why, "container berth-clean: exit code 1") {
+		t.Errorf("failed: %+v", f)
+	}
+	pods, ended := s.deleted(0)
+	if len(pods) != 1 || pods[0] != again(recyclable("a-1")).Key || len(ended) != 1 || ended[0] != NotProven {
+		t.Errorf("deleted %v, ended %v", pods, ended)
+	}
+	if b := s.core.pools.of(poolA).backOff; b.pause != 0 {
+		t.Errorf("the pool pauses: %+v", b)
+	}
+}
+
+func TestLateRestartDoesNotPauseThePool(t *testing.T) {
+	s := newSim(t)
+	spec := specRecycle(1, 1)
+	spec.ReadyWithin = 30 * time.Second
+	s.recover([]Pool{spec}, []Pod{recyclable("a-1")})
+	sb := s.claim()
+	s.release(sb.ID)
+	s.pass(window)
+	s.step(PodSeen{again(recyclable("a-1"))})
+	pods, ended := s.deleted(proofWithin)
+	if len(pods) != 1 || len(ended) != 1 || ended[0] != NotProven {
+		t.Errorf("deleted %v, ended %v", pods, ended)
+	}
+	if b := s.core.pools.of(poolA).backOff; b.pause != 0 {
+		t.Errorf("the pool pauses: %+v", b)
+	}
+}
+
+// Admission may refuse the write of the next life, again and again.
+func TestLifeThatDoesNotEndIsDeletedInTime(t *testing.T) {
+	s := recycled(t, func(*Pod) {})
+	one[RecyclePod](s)
+	s.step(Claim{Token: 9, Pool: poolA, Wait: wait})
+	pods, ended := s.deleted(proofWithin)
+	if len(pods) != 1 || pods[0] != recyclable("a-1").Key || len(ended) != 1 || ended[0] != NotProven {
+		t.Errorf("deleted %v, ended %v", pods, ended)
+	}
+	s.step(PodGone{recyclable("a-1").Key.Whole()})
+	one[CreatePod](s)
+	none[RecycleEnded](s)
+}
+
+func TestPodWhoseDeletionHangsIsReplaced(t *testing.T) {
+	s := recycled(t, func(*Pod) {})
+	s.step(PodSeen{with(recyclable("a-1"), func(p *Pod) { p.Used, p.Deleting, p.Ready = true, true, false })})
+	if r := one[RecycleEnded](s); r.Outcome != NotFit {
+		t.Fatalf("ended: %+v", r)
+	}
+	more := specRecycle(1, 5)
+	more.Version = "9"
+	s.step(PoolSeen{more})
+	one[CreatePod](s)
+}
+
+func TestUnreadyPodOfProvenLifeStays(t *testing.T) {
+	s := recycled(t, func(*Pod) {})
+	s.step(PodSeen{again(recyclable("a-1"))})
+	s.step(PodSeen{proven(again(recyclable("a-1")))})
+	one[RecycleEnded](s)
+	s.pass(proofWithin - time.Second)
+	s.step(PodSeen{with(proven(again(recyclable("a-1"))), unready)})
+	if pods, ended := s.deleted(time.Minute); len(pods)+len(ended) > 0 {
+		t.Errorf("deleted %v, ended %v", pods, ended)
+	}
+}

@@ -97,7 +97,7 @@ func TestWarningsOfEarlierLivesAreNotShown(t *testing.T) {
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: began}}
 	p.Status.InitContainerStatuses = []corev1.ContainerStatus{
 		{Name: "berth-clean", ContainerID: "c://4", State: corev1.ContainerState{
-			Terminated: &corev1.ContainerStateTerminated{StartedAt: began, FinishedAt: began, ContainerID: "c://4"},
+			Terminated: &corev1.ContainerStateTerminated{StartedAt: began, FinishedAt: began, ContainerID: "c://4", Message: "1"},
 		}},
 		{Name: "berth-recycle", ContainerID: "c://5", State: running},
 	}

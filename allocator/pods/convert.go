@@ -73,7 +73,8 @@ func observe(p *corev1.Pod, log *zap.Logger) core.Pod {
 		seen.Recyclable = known && p.Generation == 1
 		seen.Recycling = known && life > 0 && !restarted(p)
 		seen.Ready = seen.Ready && !seen.Recycling
-		seen.Used = seen.Used || !known
+		// A number that went back to 0 is no first life.
+		seen.Used = seen.Used || !known || life == 0 && p.Annotations[v1alpha1.AnnotationEnded] != ""
 	}
 	switch {
 	case seen.Recycling: // while containers are restarted, their ends mean nothing

@@ -29,9 +29,9 @@ import (
 // when it changes. The kubelet then kills and removes all containers, without a grace period, and starts all
 // of them again, in their order. So a life that begins is one write: [Writer.Recycle].
 //
-// The kubelet's status proves the restart. Containers cannot write it, and say nothing themselves. That of the
-// init container is enough to prove that all others were removed, because init containers run again only
-// after that. restarted asks for all all the same.
+// The kubelet's status proves the restart. The containers of sandboxes cannot write it. The init container ends
+// with the number of the life in its termination message: so it has run in this life, and init containers run
+// again only after all containers were removed. See restarted.
 const (
 	cleanName  = "berth-clean"
 	awaitName  = "berth-recycle"
@@ -79,11 +79,17 @@ func CheckRecycle(pool *v1alpha1.SandboxPool, settings Settings) error {
 	return fmt.Errorf("spec.reuse: %w: %s", ErrRecycle, strings.Join(refused, "; "))
 }
 
+// perPod reports whether no other pod can mount a volume. Through a volume that two pods mount, a sandbox can pass
+// an open socket to a program in another pod, and that program gets requests for the next sandbox.
+func perPod(v corev1.Volume) bool { return readOnly(v) || v.EmptyDir != nil || v.Ephemeral != nil }
+
 func checkRecycledVolumes(pool *v1alpha1.SandboxPool, refuse func(bool, string, ...any)) {
 	for i, v := range pool.Spec.Template.Spec.Volumes {
 		at := fmt.Sprintf("spec.template.spec.volumes[%d]", i)
 		refuse(v.Name == savedName || v.Name == lifeVolume, at+".name: %s is that of a volume of Berth", v.Name)
-		refuse(!readOnly(v) && !pool.Spec.AcceptVolumes,
+		refuse(!perPod(v) && v.Name != savedName && v.Name != lifeVolume,
+			at+": other pods may mount the volume %s, and a sandbox could pass sockets through it; use emptyDir or ephemeral", v.Name)
+		refuse(!readOnly(v) && perPod(v) && !pool.Spec.AcceptVolumes,
 			at+": the volume %s keeps what a sandbox writes; remove it, or set spec.acceptVolumes", v.Name)
 		refuse(v.Projected != nil && slices.ContainsFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool {
 			return s.ServiceAccountToken != nil || s.PodCertificate != nil
@@ -94,6 +100,10 @@ func checkRecycledVolumes(pool *v1alpha1.SandboxPool, refuse func(bool, string, 
 func checkRecycledContainers(pool *v1alpha1.SandboxPool, refuse func(bool, string, ...any)) {
 	check := func(at string, c *corev1.Container) {
 		refuse(len(c.RestartPolicyRules) > 0, at+".restartPolicyRules")
+		if s := c.SecurityContext; s != nil {
+			refuse(unmasked(s), at+".securityContext.procMount: must be Default, for the settings of the network are not restored")
+			refuse(ownSeccomp(s.SeccompProfile), at+".securityContext.seccompProfile: must be RuntimeDefault, which refuses kernel keyrings")
+		}
 		for _, m := range c.VolumeMounts {
 			refuse(m.Name == savedName || m.Name == lifeVolume || m.Name == agentName, at+".volumeMounts: %s is a volume of Berth", m.Name)
 		}
@@ -105,6 +115,9 @@ func checkRecycledContainers(pool *v1alpha1.SandboxPool, refuse func(bool, strin
 			}
 		}
 	}
+	if s := pool.Spec.Template.Spec.SecurityContext; s != nil {
+		refuse(ownSeccomp(s.SeccompProfile), "spec.template.spec.securityContext.seccompProfile: must be RuntimeDefault, which refuses kernel keyrings")
+	}
 	for i := range pool.Spec.Template.Spec.InitContainers {
 		check(fmt.Sprintf("spec.template.spec.initContainers[%d]", i), &pool.Spec.Template.Spec.InitContainers[i])
 	}
@@ -113,6 +126,14 @@ func checkRecycledContainers(pool *v1alpha1.SandboxPool, refuse func(bool, strin
 		check(fmt.Sprintf("spec.template.spec.containers[%d]", i), c)
 		refuse(c.RestartPolicy != nil, "spec.template.spec.containers[%d].restartPolicy", i)
 	}
+}
+
+func unmasked(s *corev1.SecurityContext) bool {
+	return s.ProcMount != nil && *s.ProcMount != corev1.DefaultProcMount
+}
+
+func ownSeccomp(s *corev1.SeccompProfile) bool {
+	return s != nil && s.Type != corev1.SeccompProfileTypeRuntimeDefault
 }
 
 // readOnly reports whether containers cannot write to a volume. The kubelet mounts these so.
@@ -150,9 +171,12 @@ func addRecycling(p *corev1.Pod, image string) {
 	}
 	always := corev1.ContainerRestartPolicyAlways
 	spec.InitContainers = append([]corev1.Container{{
-		Name: cleanName, Image: image, Command: []string{agentInImage, "clean", cleanDir},
-		Resources:    resources,
-		VolumeMounts: []corev1.VolumeMount{{Name: savedName, MountPath: cleanDir}}, SecurityContext: cleaner(spec),
+		Name: cleanName, Image: image, Command: []string{agentInImage, "clean", cleanDir, lifeDir + "/" + lifeFile},
+		Resources: resources,
+		VolumeMounts: []corev1.VolumeMount{
+			{Name: savedName, MountPath: cleanDir}, {Name: lifeVolume, MountPath: lifeDir, ReadOnly: true},
+		},
+		SecurityContext:          cleaner(spec),
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError, // it says what is left
 	}, {
 		Name: awaitName, Image: image, Command: []string{agentInImage, "await", lifeDir + "/" + lifeFile},
@@ -277,8 +301,8 @@ func whyUnclean(p *corev1.Pod) (reason, words string) {
 const restarting = "RestartingAllContainers"
 
 // restarted reports whether the kubelet's status proves that every container of a pod was restarted after the
-// life before: none has the ID of a container of that life, all init containers have run again, and the other
-// containers have started after them.
+// life before: the init container that cleans has run in this life, no container has the ID of one of the life
+// before, and none of those that run has started before it was cleaned.
 func restarted(p *corev1.Pod) bool {
 	ended := strings.Split(p.Annotations[v1alpha1.AnnotationEnded], ",")
 	inits, others := p.Status.InitContainerStatuses, p.Status.ContainerStatuses
@@ -297,18 +321,15 @@ func restarted(p *corev1.Pod) bool {
 		}
 		if s.Name == cleanName {
 			t := s.State.Terminated
-			if t == nil || t.ExitCode != 0 {
+			if t == nil || t.ExitCode != 0 || t.Message != p.Annotations[v1alpha1.AnnotationLife] {
 				return false
 			}
 			cleaned = t.FinishedAt
 		}
 	}
-	for _, s := range others {
-		if s.State.Running == nil || !s.Ready || cleaned.IsZero() || s.State.Running.StartedAt.Before(&cleaned) {
-			return false
-		}
-	}
-	return true
+	return !cleaned.IsZero() && !slices.ContainsFunc(slices.Concat(inits, others), func(s corev1.ContainerStatus) bool {
+		return s.State.Running != nil && s.State.Running.StartedAt.Before(&cleaned)
+	})
 }
 
 // asBuilt reports whether a pod is what CheckRecycle and the policy of package pools have judged: admission may have
@@ -317,6 +338,7 @@ func asBuilt(is, built *corev1.Pod) bool {
 	type rights struct {
 		name       string
 		privileged bool
+		unmasked   bool
 		caps       string
 		volumes    string
 	}
@@ -324,7 +346,7 @@ func asBuilt(is, built *corev1.Pod) bool {
 		for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 			r := rights{name: c.Name}
 			if s := c.SecurityContext; s != nil {
-				r.privileged = s.Privileged != nil && *s.Privileged
+				r.privileged, r.unmasked = s.Privileged != nil && *s.Privileged, unmasked(s)
 				if s.Capabilities != nil {
 					r.caps = fmt.Sprint(s.Capabilities.Add, slices.Contains(s.Capabilities.Drop, netRaw) || slices.Contains(s.Capabilities.Drop, "ALL"))
 				}
@@ -366,16 +388,26 @@ func (w *Writer) Recycle(ctx context.Context, pool *v1alpha1.SandboxPool, e core
 	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		ended = append(ended, s.ContainerID)
 	}
-	if !known || !observe(p, w.o.Log).Recyclable || pool == nil || !asBuilt(p, Build(pool, p.Name, w.o.Settings)) ||
+	if !known || !observe(p, w.o.Log).Recyclable || pool == nil ||
 		len(ended) != len(p.Spec.InitContainers)+len(p.Spec.Containers) || slices.Contains(ended, "") {
 		return w.Delete(ctx, core.DeletePod{Pod: e.Pod})
+	}
+	built := Build(pool, p.Name, w.o.Settings)
+	if !asBuilt(p, built) {
+		return w.Delete(ctx, core.DeletePod{Pod: e.Pod})
+	}
+	of := func(name string) any { // the template's value replaces that for the sandbox
+		if value, ok := built.Annotations[name]; ok {
+			return value
+		}
+		return nil
 	}
 	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": p.UID, "resourceVersion": p.ResourceVersion,
 		"labels": map[string]any{v1alpha1.LabelPhase: v1alpha1.PhaseWarm, v1alpha1.LabelSandbox: nil},
 		"annotations": map[string]any{
 			v1alpha1.AnnotationLife: strconv.Itoa(life + 1), v1alpha1.AnnotationEnded: strings.Join(ended, ","),
-			annotationSafeToEvict: nil, annotationDoNotDisrupt: nil,
+			annotationSafeToEvict: of(annotationSafeToEvict), annotationDoNotDisrupt: of(annotationDoNotDisrupt),
 		},
 	}})
 	if err != nil {

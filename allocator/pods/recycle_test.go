@@ -37,7 +37,7 @@ func secondLife() *corev1.Pod {
 	p.Annotations[v1alpha1.AnnotationEnded] = "c://1,c://2,c://3,c://4"
 	p.Status.PodIP, p.Status.Phase = "10.0.0.1", corev1.PodRunning
 	at := metav1.NewTime(time.Unix(1000, 0))
-	ended := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: at}}
+	ended := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: at, Message: "1"}}
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at}}
 	p.Status.InitContainerStatuses = []corev1.ContainerStatus{
 		{Name: cleanName, ContainerID: "c://5", State: ended, Ready: true}, {Name: awaitName, ContainerID: "c://6", State: running, Ready: true},
@@ -60,11 +60,10 @@ func TestOnlyRestartOfEveryContainerIsProof(t *testing.T) {
 		"an init container has not run again":  func(p *corev1.Pod) { init(p)[2].ContainerID = "c://3" },
 		"a container is not there yet":         func(p *corev1.Pod) { p.Status.ContainerStatuses[0].ContainerID = "" },
 		"it was not cleaned":                   func(p *corev1.Pod) { init(p)[0].State.Terminated.ExitCode = 1 },
+		"it was cleaned for another life":      func(p *corev1.Pod) { init(p)[0].State.Terminated.Message = "0" },
+		"another client begins a life":         func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationLife] = "2" },
 		"it is being cleaned":                  func(p *corev1.Pod) { init(p)[0].State = corev1.ContainerState{} },
 		"the kubelet is about to restart all":  func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionTrue },
-		"the container does not run": func(p *corev1.Pod) {
-			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}
-		},
 		"it has started before the pod was cleaned": func(p *corev1.Pod) {
 			p.Status.ContainerStatuses[0].State.Running.StartedAt = metav1.NewTime(time.Unix(999, 0))
 		},
@@ -78,7 +77,7 @@ func TestOnlyRestartOfEveryContainerIsProof(t *testing.T) {
 			change(p)
 			for _, p := range []*corev1.Pod{p, slim(p)} {
 				seen := observe(p, zap.NewNop())
-				require.Equal(t, core.PodKey{Name: "p", UID: "uid/1"}, seen.Key)
+				require.Equal(t, KeyOf(p), seen.Key)
 				require.Equal(t, name == "", seen.Ready)
 				require.Equal(t, name != "", seen.Recycling)
 				require.True(t, seen.Recyclable)
@@ -87,16 +86,30 @@ func TestOnlyRestartOfEveryContainerIsProof(t *testing.T) {
 	}
 }
 
+func TestFailureOfALaterLifeSaysWhy(t *testing.T) {
+	for _, life := range []string{"0", "1"} {
+		p := secondLife()
+		p.Annotations[v1alpha1.AnnotationLife] = life
+		p.Status.Conditions[0].Status = corev1.ConditionFalse
+		p.Status.ContainerStatuses[0].Ready = false
+		p.Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+		seen := observe(slim(p), zap.NewNop())
+		require.False(t, seen.Ready || seen.Recycling)
+		require.Equal(t, core.PodCrashLoop, seen.Reason)
+		require.Contains(t, seen.Why, "container sandbox: CrashLoopBackOff")
+	}
+}
+
 func TestChangedPodCannotBeRecycled(t *testing.T) {
 	p := secondLife()
 	p.Generation = 2 // resized, another image, an ephemeral container
 	require.False(t, observe(slim(p), zap.NewNop()).Recyclable)
-	for _, life := range []string{"", "-1", "01", "x"} {
+	for _, life := range []string{"", "-1", "01", "x", "0"} { // the last one has gone back
 		p := secondLife()
 		p.Annotations[v1alpha1.AnnotationLife] = life
 		seen := observe(slim(p), zap.NewNop())
 		require.True(t, seen.Used)
-		require.False(t, seen.Recyclable)
+		require.Equal(t, life == "0", seen.Recyclable)
 	}
 	p = secondLife()
 	p.Annotations[v1alpha1.AnnotationMetadata] = "hash;app;"
@@ -121,6 +134,25 @@ func TestTemplateThatKeepsStateIsNotRecycled(t *testing.T) {
 		},
 		"is a volume of Berth": func(s *v1alpha1.SandboxPoolSpec) {
 			s.Template.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: savedName}}
+		},
+		"other pods may mount the volume": func(s *v1alpha1.SandboxPoolSpec) {
+			s.AcceptVolumes = true
+			s.Template.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"},
+			}}}
+		},
+		"containers[0].securityContext.procMount": func(s *v1alpha1.SandboxPoolSpec) {
+			unmasked, no := corev1.UnmaskedProcMount, false
+			s.Template.Spec.HostUsers = &no
+			s.Template.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{ProcMount: &unmasked}
+		},
+		"spec.securityContext.seccompProfile": func(s *v1alpha1.SandboxPoolSpec) {
+			own := &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost}
+			s.Template.Spec.SecurityContext = &corev1.PodSecurityContext{SeccompProfile: own}
+		},
+		"initContainers[0].securityContext.seccompProfile": func(s *v1alpha1.SandboxPoolSpec) {
+			own := &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost}
+			s.Template.Spec.InitContainers[0].SecurityContext = &corev1.SecurityContext{SeccompProfile: own}
 		},
 		"shareProcessNamespace":        func(s *v1alpha1.SandboxPoolSpec) { s.Template.Spec.ShareProcessNamespace = &yes },
 		"automountServiceAccountToken": func(s *v1alpha1.SandboxPoolSpec) { s.Template.Spec.AutomountServiceAccountToken = &yes },

@@ -174,7 +174,7 @@ type SandboxPoolSpec struct {
 
 	// acceptVolumes: pods are recycled although their volumes keep what earlier sandboxes have written.
 	// It has a meaning for reuse Recycle only, which otherwise refuses a template with a volume that
-	// containers can write.
+	// containers can write. Volumes that other pods can mount are refused in any case.
 	// +optional
 	AcceptVolumes bool `json:"acceptVolumes,omitempty"`
 

@@ -4,7 +4,7 @@
 //	berth-agent install DIR             copies itself to DIR/berth-agent, for an init container
 //	berth-agent run                     serves, beside the image's own programs
 //	berth-agent run -- COMMAND ARG...   serves, and runs the container's command as its child
-//	berth-agent clean DIR               removes what an earlier sandbox has left, see package recycle
+//	berth-agent clean DIR FILE          removes what an earlier sandbox has left, see package recycle
 //	berth-agent await FILE              has the pod recycled when the file changes, see package recycle
 //
 // # With a command
@@ -48,7 +48,8 @@ type flags struct {
 }
 
 type cleanCommand struct {
-	Dir string `arg:"" help:"Directory that no other container can write. It has to exist."`
+	Dir  string `arg:"" help:"Directory that no other container can write. It has to exist."`
+	Life string `arg:"" help:"File whose content becomes the termination message at the end, when nothing is left."`
 }
 
 type awaitCommand struct {
@@ -122,11 +123,25 @@ func run(ctx context.Context, args []string, signals <-chan os.Signal, stdout, s
 	case k.Selected().Name == "install":
 		return f.Install.install()
 	case k.Selected().Name == "clean":
-		return recycle.Clean("/", f.Clean.Dir)
+		return f.Clean.clean()
 	case k.Selected().Name == "await":
 		return f.Await.await(ctx, signals)
 	}
 	return f.Run.run(ctx, signals, slog.New(slog.NewTextHandler(stderr, nil)))
+}
+
+// terminationLog is where the kubelet reads the termination message.
+const terminationLog = "/dev/termination-log"
+
+func (c *cleanCommand) clean() error {
+	life, err := os.ReadFile(c.Life)
+	if err != nil {
+		return err
+	}
+	if err := recycle.Clean("/", c.Dir); err != nil {
+		return err
+	}
+	return os.WriteFile(terminationLog, life, 0o666)
 }
 
 // install replaces DIR/berth-agent, so that a reader sees a whole program.

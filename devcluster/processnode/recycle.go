@@ -20,7 +20,7 @@ const (
 
 // cleans and awaits report whether an init container is one of these.
 func cleans(c *corev1.Container) bool {
-	return slices.Equal(c.Command, []string{agentName, "clean", "/berth-clean"}) && len(c.Args) == 0
+	return slices.Equal(c.Command, []string{agentName, "clean", "/berth-clean", awaitsFile}) && len(c.Args) == 0
 }
 
 func awaits(c *corev1.Container) bool {
@@ -94,6 +94,9 @@ func (w *worker) initStatuses() (all []corev1.ContainerStatus) {
 		default:
 			at := metav1.NewTime(w.inits[i].at)
 			s.State.Terminated = &corev1.ContainerStateTerminated{Reason: "Completed", StartedAt: at, FinishedAt: at}
+			if cleans(c) {
+				s.State.Terminated.Message = w.life
+			}
 			s.Ready = !sidecar
 		}
 		if w.inits != nil {
