@@ -30,13 +30,15 @@
 //
 // # Duration
 //
-// Three tests have a Berth each. In one, leaders are killed, paused and fail to write, one scenario
-// after another. In the second, pods are deleted and claims wait. Each scenario has a pool of its
-// own, and one judgement is about all pools of a Berth. The third kills leaders while teams claim up to
-// their limits and in batches. It has no history, because the API's list is all that it judges.
+// Four tests have a Berth each. In one, leaders are killed, paused and fail to write, one scenario
+// after another. In the second, pods are deleted and claims wait. In the third, the allocator sees pods 2 s late
+// while pools are filled, emptied, scaled and rolled out. Each scenario has a pool of its own, and one judgement
+// is about all pools of a Berth. The fourth kills leaders while teams claim up to their limits and in batches. It
+// has no history, because the API's list is all that it judges.
 //
 // In make test leaders are killed 11 times and paused once, and fewer callers come. In
-// make test-long leaders are killed 73 times and paused 4 times. A failure that one kill or
+// make test-long leaders are killed 73 times and paused 4 times, a pool is filled with 5,000 pods, and
+// 2,000 callers claim from one that changes all the time. A failure that one kill or
 // one wave of callers in ten meets is found by make test-long, or by several runs of
 // make test.
 package chaos

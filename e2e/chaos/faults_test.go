@@ -28,8 +28,9 @@ import (
 )
 
 // faults is a proxy to the API server that fails writes while it is on: some
-// before the API server has seen them, some after it has carried them out.
+// before the API server has seen them, some after it has carried them out. It delays what watches show.
 type faults struct {
+	lag    time.Duration // of watches of pods
 	on     atomic.Bool
 	share  float64 // of the writes
 	before atomic.Int64
@@ -104,7 +105,11 @@ func (f *faults) RoundTrip(r *http.Request) (*http.Response, error) {
 	switch r.Method {
 	case http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
 	default:
-		return f.next.RoundTrip(r)
+		response, err := f.next.RoundTrip(r)
+		if err == nil && f.lag > 0 && r.URL.Query().Has("watch") && strings.HasSuffix(r.URL.Path, "/pods") {
+			response.Body = delay(r.Context(), response.Body, f.lag)
+		}
+		return response, err
 	}
 	if t := f.trap.Load(); t != nil && r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/journalslots/") &&
 		f.trap.CompareAndSwap(t, nil) {
@@ -133,6 +138,63 @@ func carryOut(by http.RoundTripper, r *http.Request) error {
 	}
 	_, _ = io.Copy(io.Discard, response.Body)
 	return response.Body.Close()
+}
+
+// delayed is a body whose every part is read a while after it arrived.
+type delayed struct {
+	io.ReadCloser
+	request context.Context
+	parts   chan part
+	rest    []byte
+	err     error
+}
+
+type part struct {
+	at   time.Time
+	data []byte
+	err  error
+}
+
+// delay delays a body until its request ends.
+func delay(request context.Context, body io.ReadCloser, by time.Duration) io.ReadCloser {
+	d := &delayed{ReadCloser: body, request: request, parts: make(chan part, 1<<16)}
+	go func() {
+		for {
+			data := make([]byte, 32<<10)
+			n, err := body.Read(data)
+			select {
+			case d.parts <- part{time.Now().Add(by), data[:n], err}:
+			case <-request.Done():
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return d
+}
+
+func (d *delayed) Read(into []byte) (int, error) {
+	for len(d.rest) == 0 && d.err == nil {
+		select {
+		case p := <-d.parts:
+			d.rest, d.err = p.data, p.err
+			select {
+			case <-time.After(time.Until(p.at)):
+			case <-d.request.Done():
+			}
+		case <-d.request.Done():
+		}
+		if err := d.request.Err(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(into, d.rest)
+	if d.rest = d.rest[n:]; n > 0 {
+		return n, nil
+	}
+	return 0, d.err
 }
 
 // trap keeps the next write to the journal from being answered, before or after the API server has carried
