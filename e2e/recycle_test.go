@@ -28,6 +28,8 @@ type lives struct {
 	released []string
 	requests int
 	wrong    []string
+	// each is called after each release, with how many there were.
+	each func(n int)
 }
 
 // ask sends a request to a sandbox, and returns the status.
@@ -79,7 +81,11 @@ func (l *lives) live(client *http.Client, pool string) {
 	l.e.release(s.SandboxID)
 	l.mu.Lock()
 	l.released = append(l.released, s.SandboxID)
+	n := len(l.released)
 	l.mu.Unlock()
+	if l.each != nil {
+		l.each(n)
+	}
 }
 
 // disturb sends requests to sandboxes that were released a short while ago, until done is closed.
@@ -101,8 +107,8 @@ func (l *lives) disturb(client *http.Client, done <-chan struct{}) {
 
 // liveAndDie has n sandboxes live in a pool of this many pods, and returns how many lives each pod had, and the
 // lives per second.
-func (e *env) liveAndDie(pool string, pods, n int) (map[string]int, float64) {
-	l := &lives{e: e, of: map[string]string{}, pods: map[string]int{}}
+func (e *env) liveAndDie(pool string, pods, n int, each func(n int)) (map[string]int, float64) {
+	l := &lives{e: e, of: map[string]string{}, pods: map[string]int{}, each: each}
 	done := make(chan struct{})
 	var disturbers, users sync.WaitGroup
 	disturbers.Go(func() { l.disturb(e.client(), done) })
@@ -131,28 +137,32 @@ func (e *env) liveAndDie(pool string, pods, n int) (map[string]int, float64) {
 	return l.pods, float64(n) / took.Seconds()
 }
 
+// On this machine the leader is killed meanwhile, when a sandbox was just released and others are in all stages.
+//
 // Invariant: I1, I3, I5
 func TestRecycledPodsServeOneSandboxAtATime(t *testing.T) {
-	e := start(t, 0)
-	n := 20
-	if e.processes == nil {
-		n = 200
-	}
 	const most = int32(5)
-	recycled := e.otherPool("recycled", most, func(s *v1alpha1.SandboxPoolSpec) {
-		m := most
-		s.Reuse, s.MaxPods = v1alpha1.ReuseRecycle, &m
-	})
-	pods, fast := e.liveAndDie(recycled, int(most), n)
-	require.Less(t, len(pods), n/2, "pods were recycled: %v", pods)
-	if e.processes != nil {
+	pool := func(e *env, name string, reuse v1alpha1.Reuse) string {
+		return e.otherPool(name, most, func(s *v1alpha1.SandboxPoolSpec) {
+			m := most
+			s.Reuse, s.MaxPods = reuse, &m
+		})
+	}
+	if shared == nil {
+		e := startLongAlone(t, 0, stack.Options{Allocators: releaseReplicas, Gateways: releaseReplicas})
+		pods, _ := e.liveAndDie(pool(e, "recycled", v1alpha1.ReuseRecycle), int(most), 30, func(n int) {
+			if n == 12 {
+				require.NoError(t, e.site.killLeader(t.Context()))
+				require.NoError(t, e.site.waitLeader(t.Context()))
+			}
+		})
+		require.Less(t, len(pods), 20, "pods were recycled: %v", pods)
 		return
 	}
-	fresh := e.otherPool("fresh", most, func(s *v1alpha1.SandboxPoolSpec) {
-		m := most
-		s.MaxPods = &m
-	})
-	_, slow := e.liveAndDie(fresh, int(most), 40)
+	e := start(t, 0)
+	pods, fast := e.liveAndDie(pool(e, "recycled", v1alpha1.ReuseRecycle), int(most), 200, nil)
+	require.Less(t, len(pods), 100, "pods were recycled: %v", pods)
+	_, slow := e.liveAndDie(pool(e, "fresh", v1alpha1.ReuseNever), int(most), 40, nil)
 	t.Logf("lives per second: %.2f recycled, %.2f with new pods: %.2f times", fast, slow, fast/slow)
 }
 
