@@ -99,8 +99,7 @@ func (c *Core) retireUnproven() {
 		case c.pods[p.seen.Key] != p:
 		case p.recycling:
 			p.recount(func() { p.recycling = false })
-			c.recordFailure(p, PodNeverReady, fmt.Sprintf("the restart of its containers could not be asked for within %v", proofWithin))
-			c.emit(RecycleEnded{NotProven})
+			c.emit(RecycleEnded{NotProven}) // the log has the errors of the writes
 			c.emit(DeletePod{Pod: p.seen.Key})
 		case p.seen.Recycling:
 			c.retireLife(p, fmt.Sprintf("its node did not report the restart of all containers within %v", proofWithin))
