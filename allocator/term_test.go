@@ -102,6 +102,7 @@ func TestLogIsReadOnlyIfThePoolAsksForIt(t *testing.T) {
 			}})
 		}
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		require.Equal(t, slices.Repeat([]string{"/api/v1/namespaces/default/pods/" + poolKey.Name}, maxLogTries), calls)
 		require.Equal(t, 1, logs.Len())
 		require.Zero(t, tm.logs.waiting())

@@ -9,10 +9,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/e2e/harness"
@@ -44,24 +45,25 @@ func (g *ground) fillAndEmpty(pods int) {
 	defer cancel()
 	client, err := kubernetes.NewForConfig(g.Cluster.RestConfig()) // g.Clients bound the time of a call
 	require.NoError(g, err)
-	w, err := client.CoreV1().Pods(harness.Namespace).
-		Watch(ctx, metav1.ListOptions{LabelSelector: v1alpha1.LabelPool + "=filled"})
-	require.NoError(g, err)
-	defer w.Stop()
-	watching.Go(func() {
-		for e := range w.ResultChan() {
-			switch e.Type {
-			case watch.Added:
-				created.Add(1)
-			case watch.Deleted:
-				deleted.Add(1)
-			default:
-			}
-		}
+	// An informer, because the API server ends a watch that is not read fast enough.
+	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewFilteredListWatchFromClient(client.CoreV1().RESTClient(), "pods", harness.Namespace,
+			func(o *metav1.ListOptions) { o.LabelSelector = v1alpha1.LabelPool + "=filled" }),
+		ObjectType: &corev1.Pod{},
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc: func(any) { created.Add(1) }, DeleteFunc: func(any) { deleted.Add(1) },
+		},
 	})
+	watching.Go(func() { informer.RunWithContext(ctx) })
 	began := time.Now()
 	p := g.newPool("filled", int32(pods), nil)
 	filled := time.Since(began)
+	g.eventually(func() error {
+		if n := created.Load(); int(n) < pods {
+			return fmt.Errorf("%d of %d pods are seen", n, pods)
+		}
+		return nil
+	})
 	time.Sleep(2 * cacheLag) // a pod more would be seen by now
 	require.EqualValues(g, pods, created.Load(), "created")
 	require.Zero(g, deleted.Load(), "deleted")
