@@ -303,7 +303,9 @@ func (w *world) step(ev Event) {
 	case SessionJoined:
 		w.heard(ev.Session)
 	case SessionPing:
-		w.heard(ev.Session)
+		if w.core.routers.members.OfStream(ev.Stream) != nil { // else it is late: the stream has ended
+			w.heard(ev.Session)
+		}
 	}
 	w.do(w.core.Step(w.now, ev))
 }
