@@ -239,7 +239,8 @@ func (n *Nodes) ready(pod *corev1.Pod) ([]byte, error) {
 			its.State.Running = &corev1.ContainerStateRunning{StartedAt: now}
 		} else {
 			its.State.Terminated = &corev1.ContainerStateTerminated{
-				Reason: "Completed", StartedAt: now, FinishedAt: now, Message: pod.Annotations[lifeAnnotation], // that of berth-clean
+				Reason: "Completed", StartedAt: now, FinishedAt: now,
+				Message: pod.Annotations[lifeAnnotation], // that of berth-clean
 			}
 		}
 		return its

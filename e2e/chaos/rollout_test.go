@@ -75,7 +75,7 @@ func (g *ground) fillAndEmpty(pods int) {
 		}
 		return nil
 	})
-	g.Logf("%d pods: created in %v, deleted in %v", pods, filled.Round(time.Second/10), time.Since(began).Round(time.Second/10))
+	g.Logf("%d pods: created in %.1f s, deleted in %.1f s", pods, filled.Seconds(), time.Since(began).Seconds())
 	require.EqualValues(g, pods, created.Load(), "created")
 }
 
