@@ -10,29 +10,32 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/e2e/harness"
 )
 
-// BenchmarkRefill: how long a pool takes for 300 warm pods, and for their deletion, beside 300 raw creates by 16
-// clients in the same run. Both end when a list shows 300 ready pods.
+// BenchmarkRefill: how long a pool takes for 300 warm pods, and for their deletion, beside 300 raw creates of the same
+// pods by 16 clients in the same run. Both end when a list shows 300 ready pods.
 func BenchmarkRefill(b *testing.B) {
-	const pods, rounds = 300, 3
+	const count, rounds = 300, 3
 	g := newGround(b)
 	g.pool("refill", 10, 0)
+	pool, err := g.berth.ReadPool(g.Context(), "refill")
+	require.NoError(b, err)
 	for range b.N {
 		var raw, refill, down []float64
 		for i := range rounds {
 			prefix := fmt.Sprintf("raw-%d", i)
 			began := time.Now()
-			g.parallel(pods, 16, func(n int) error {
-				_, err := g.berth.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).Create(g.Context(), &corev1.Pod{
-					ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", prefix, n), Labels: map[string]string{"raw": prefix}},
-					Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "sandbox", Image: "none"}}},
-				}, metav1.CreateOptions{})
+			g.parallel(count, 16, func(n int) error {
+				p := pods.Build(&pool, fmt.Sprintf("%s-%d", prefix, n), pods.Settings{})
+				p.OwnerReferences = nil // no pod of the pool
+				p.Labels = map[string]string{"raw": prefix}
+				_, err := g.berth.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).Create(g.Context(), p, metav1.CreateOptions{})
 				return err
 			})
-			g.ready("raw="+prefix, pods)
+			g.ready("raw="+prefix, count)
 			raw = append(raw, time.Since(began).Seconds())
 			none := int64(0)
 			require.NoError(b, g.berth.Clients.Kubernetes.CoreV1().Pods(harness.Namespace).DeleteCollection(g.Context(),
@@ -40,10 +43,10 @@ func BenchmarkRefill(b *testing.B) {
 			g.ready("raw="+prefix, 0)
 
 			began = time.Now()
-			g.warm("refill", pods)
-			g.ready(v1alpha1.LabelPool+"=refill", pods)
+			g.warm("refill", count)
+			g.ready(v1alpha1.LabelPool+"=refill", count)
 			refill = append(refill, time.Since(began).Seconds())
-			g.full("refill", pods)
+			g.full("refill", count)
 			began = time.Now()
 			g.warm("refill", 0)
 			g.ready(v1alpha1.LabelPool+"=refill", 0)
