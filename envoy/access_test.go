@@ -272,51 +272,106 @@ func TestMaskedHostIsThatOfTheClaim(t *testing.T) {
 	require.Zero(t, e.counter(`http\.ingress\.ext_proc\.rejected_header_mutations`))
 }
 
-// Invariant: P5
-func TestEnvoySpeaksTLSToThePortsOfTheClaim(t *testing.T) {
-	e := startEdge(t, echoing)
+// tlsPod makes id a sandbox with a port to which Envoy speaks TLS, with a certificate of an unknown authority.
+// A masked host is mask.
+func (e *edge) tlsPod(t *testing.T, id, mask string) (port uint16) {
+	t.Helper()
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Server-Name", r.TLS.ServerName)
+		w.Header().Set("X-Protocol", r.Proto)
+		w.Header().Set("X-Host", r.Host)
+		w.Header().Set("X-Path", r.URL.Path)
 		if r.Header.Get("Upgrade") != "" {
 			serveEchoes(w, r)
 			return
 		}
-		w.Header().Set("X-Server-Name", r.TLS.ServerName)
-		w.Header().Set("X-Protocol", r.Proto)
-		echoing("secure").ServeHTTP(w, r)
+		echoing(id).ServeHTTP(w, r)
 	}))
 	var err error
 	server.Listener, err = net.Listen("tcp", "127.1.0.3:0")
 	require.NoError(t, err)
 	server.EnableHTTP2 = true
-	server.StartTLS() // with a certificate of an unknown authority
+	server.StartTLS()
 	t.Cleanup(server.Close)
 	at := netip.MustParseAddrPort(server.Listener.Addr().String())
-	route := routecache.Route{Addr: at.Addr(), Terms: &routecache.Terms{MaskHost: "local.test:${PORT}", HTTPSPorts: routecache.NewPorts([]uint16{at.Port()})}}
 	e.routes.mu.Lock()
-	e.routes.at["secure"] = route
-	e.routes.mu.Unlock()
-	host := fmt.Sprintf("%d-secure.%s", at.Port(), sandboxDomain)
+	defer e.routes.mu.Unlock()
+	e.routes.at[id] = routecache.Route{
+		Addr: at.Addr(), Terms: &routecache.Terms{MaskHost: mask, HTTPSPorts: routecache.NewPorts([]uint16{at.Port()})},
+	}
+	return at.Port()
+}
 
-	a := e.do(e.request(host, "/", nil))
-	require.Equal(t, "secure", a.seen(t).Pod)
-	require.Equal(t, "HTTP/1.1", a.header.Get("X-Protocol"))
-	require.Equal(t, "local.test", a.header.Get("X-Server-Name"), "servers choose their certificate by it")
-	a = e.h2(":method", "GET", ":scheme", "http", ":path", "/", ":authority", host, "content-type", "application/grpc")
-	require.Equal(t, "HTTP/2.0", a.header.Get("X-Protocol"), a.body)
+// Invariant: P5
+func TestEnvoySpeaksTLSToThePortsOfTheClaim(t *testing.T) {
+	e := startEdge(t, echoing)
+	for id, mask := range map[string]string{"masked": "local.test:${PORT}", "plain": ""} {
+		port := e.tlsPod(t, id, mask)
+		own := fmt.Sprintf("%d-%s.%s", port, id, sandboxDomain)
+		byHeader := http.Header{"X-Sandbox-Id": {id}, "X-Sandbox-Port": {fmt.Sprint(port)}}
+		byPath := fmt.Sprintf("/sandboxes/%s/%d/p", id, port)
+		h2 := func(host, path string, more ...string) answer {
+			return e.h2(append([]string{":method", "GET", ":scheme", "http", ":path", path, ":authority", host}, more...)...)
+		}
+		const grpc = "application/grpc"
+		for name, c := range map[string]struct {
+			ask            func(t *testing.T) answer
+			host, protocol string
+		}{
+			"by host":              {func(*testing.T) answer { return e.do(e.request(own, "/p", nil)) }, own, "HTTP/1.1"},
+			"by header":            {func(*testing.T) answer { return e.do(e.request(gatewayHost, "/p", byHeader)) }, gatewayHost, "HTTP/1.1"},
+			"by path":              {func(*testing.T) answer { return e.do(e.request(gatewayHost, byPath, nil)) }, gatewayHost, "HTTP/1.1"},
+			"by host, HTTP/2":      {func(*testing.T) answer { return h2(own, "/p") }, own, "HTTP/1.1"},
+			"by path, HTTP/2":      {func(*testing.T) answer { return h2(gatewayHost, byPath) }, gatewayHost, "HTTP/1.1"},
+			"by host, gRPC":        {func(*testing.T) answer { return h2(own, "/p", "content-type", grpc) }, own, "HTTP/2.0"},
+			"by path, gRPC":        {func(*testing.T) answer { return h2(gatewayHost, byPath, "content-type", grpc) }, gatewayHost, "HTTP/2.0"},
+			"by host, WebSocket":   {func(t *testing.T) answer { return e.webSocket(t, own, "/p", nil) }, own, "HTTP/1.1"},
+			"by header, WebSocket": {func(t *testing.T) answer { return e.webSocket(t, gatewayHost, "/p", byHeader) }, gatewayHost, "HTTP/1.1"},
+			"by path, WebSocket":   {func(t *testing.T) answer { return e.webSocket(t, gatewayHost, byPath, nil) }, gatewayHost, "HTTP/1.1"},
+			"by host, WebSocket over HTTP/2": {
+				func(t *testing.T) answer { return e.h2WebSocket(t, own, "/p") }, own, "HTTP/1.1",
+			},
+			"by header, HTTP/2": {
+				func(*testing.T) answer {
+					return h2(gatewayHost, "/p", "x-sandbox-id", id, "x-sandbox-port", fmt.Sprint(port))
+				},
+				gatewayHost, "HTTP/1.1",
+			},
+		} {
+			t.Run(id+", "+name, func(t *testing.T) {
+				host := c.host
+				if mask != "" {
+					host = strings.ReplaceAll(mask, "${PORT}", fmt.Sprint(port))
+				}
+				serverName, _, _ := strings.Cut(host, ":") // servers choose their certificate by it
+				a := c.ask(t)
+				require.Equal(t, [4]string{serverName, c.protocol, host, "/p"}, [4]string{
+					a.header.Get("X-Server-Name"), a.header.Get("X-Protocol"), a.header.Get("X-Host"), a.header.Get("X-Path"),
+				}, "%d %s", a.code, a.body)
+			})
+		}
+	}
+	// The other port of a sandbox, and other sandboxes, are spoken to without TLS.
+	require.Equal(t, "abc", e.do(e.request(e.host("abc"), "/", nil)).seen(t).Pod)
+	require.Zero(t, e.counter(`cluster\.pods_h1_tls\.ssl\.fail_verify_error`))
+}
 
+// webSocket opens a WebSocket, and has a message echoed.
+func (g *gateway) webSocket(t *testing.T, host, path string, header http.Header) answer {
+	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "tcp", e.addr)
+		return (&net.Dialer{}).DialContext(ctx, "tcp", g.addr)
 	}}}
 	defer client.CloseIdleConnections()
-	c, _, err := websocket.Dial(t.Context(), "ws://"+host+"/", &websocket.DialOptions{HTTPClient: client})
-	require.NoError(t, err)
+	c, response, err := websocket.Dial(t.Context(), "ws://"+host+path, &websocket.DialOptions{HTTPClient: client, HTTPHeader: header})
+	if err != nil {
+		require.NotNil(t, response, err)
+		return answer{response.StatusCode, response.Header, err.Error()}
+	}
 	require.NoError(t, c.Write(t.Context(), websocket.MessageText, []byte("hello")))
 	_, body, err := c.Read(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, "hello", string(body))
 	require.NoError(t, c.CloseNow())
-
-	// The other port of the sandbox, and other sandboxes, are spoken to without TLS.
-	require.Equal(t, "abc", e.do(e.request(e.host("abc"), "/", nil)).seen(t).Pod)
-	require.Zero(t, e.counter(`cluster\.pods_h1_tls\.ssl\.fail_verify_error`))
+	return answer{response.StatusCode, response.Header, "hello"}
 }

@@ -115,7 +115,7 @@ func (g *gateway) unavailable(t *testing.T, header http.Header) {
 
 // Invariant: P4
 func TestFaultyRouterServesNoRequest(t *testing.T) {
-	g := startGateway(t)
+	g := startGatewayWith(t, config{mistaken: true})
 	dst := g.podAddr.String()
 	for name, play := range g.wrongs() {
 		t.Run(name, func(t *testing.T) {
@@ -168,6 +168,7 @@ func TestListenerFilterSetsNoDestination(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			c.config.mistaken = true // the router answers what Envoy does not expect
 			g := startGatewayWith(t, c.config)
 			for wrong, play := range g.wrongs() {
 				g.router.set(play)
@@ -295,7 +296,7 @@ func TestRouterChangesOnlyHostAndPath(t *testing.T) {
 	for name, paths := range map[string]bool{"the host": false, "the host, and the path in path mode": true} {
 		t.Run(name, func(t *testing.T) {
 			var path, masked string
-			g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.Paths = paths }})
+			g := startGatewayWith(t, config{mistaken: true, settings: func(s *envoy.Settings) { s.Paths = paths }})
 			pod := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				path = r.URL.Path
 				masked = r.Host

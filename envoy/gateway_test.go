@@ -3,6 +3,7 @@ package envoy_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"net"
@@ -96,6 +97,8 @@ type config struct {
 	// onlyAllowed leaves the admin socket as it is. Otherwise it also shows what this
 	// file reads: /listeners and /stats.
 	onlyAllowed bool
+	// mistaken: Envoy may count mistakes of the router, because the test makes them.
+	mistaken bool
 }
 
 func startGateway(t *testing.T) *gateway { return startGatewayWith(t, config{}) }
@@ -180,6 +183,13 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 	require.NoError(t, err)
 	g.admin = stack.EnvoyAdmin(g.settings.AdminSocket)
 	t.Cleanup(g.admin.CloseIdleConnections)
+	if !c.mistaken {
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			require.NoError(t, stack.Mistakes(ctx, g.admin))
+		})
+	}
 	require.Eventually(t, func() bool {
 		select {
 		case <-g.envoy.Done():

@@ -362,10 +362,20 @@ func TestAThousandStreamsOnOneConnection(t *testing.T) {
 
 func TestWebSocketOverHTTP2(t *testing.T) {
 	e, _ := startVersatile(t)
-	c := dialH2(t, e.addr)
-	stream := c.open(false, ":method", "CONNECT", ":protocol", "websocket", ":scheme", "http", ":path", "/ws", ":authority", e.host("abc"), "sec-websocket-version", "13") // RFC 8441, section 5
-	p := c.read()
-	require.Equal(t, http.StatusOK, p.code, "%v %s", p.header, p.body)
+	a := e.h2WebSocket(t, e.host("abc"), "/ws")
+	require.Equal(t, http.StatusOK, a.code, "%v %s", a.header, a.body)
+}
+
+// h2WebSocket opens a WebSocket over HTTP/2 (RFC 8441, section 5). If it opens, two messages are echoed.
+func (g *gateway) h2WebSocket(t *testing.T, host, path string) answer {
+	t.Helper()
+	c := dialH2(t, g.addr)
+	defer c.conn.Close()
+	stream := c.open(false, ":method", "CONNECT", ":protocol", "websocket", ":scheme", "http", ":path", path, ":authority", host, "sec-websocket-version", "13")
+	opened := c.read()
+	if opened.code != http.StatusOK {
+		return opened.answer
+	}
 	for _, word := range []string{"hello", "again"} {
 		frame := append([]byte{0x81, 0x80 | byte(len(word)), 0, 0, 0, 0}, word...) // text, masked with zeros (RFC 6455, section 5.2)
 		require.NoError(t, c.framer.WriteData(stream, false, frame))
@@ -378,6 +388,7 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 		require.Equal(t, string([]byte{0x81, byte(len(word))})+word, got)
 	}
 	require.NoError(t, c.framer.WriteRSTStream(stream, http2.ErrCodeCancel))
+	return opened.answer
 }
 
 // A WebSocket costs two file descriptors here, and two in Envoy.

@@ -364,11 +364,15 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, allocators []*Allocato
 }
 
 // Stop ends the processes in order: Envoys first, so that no more requests are
-// admitted, and allocators last. When ctx ends, the rest is killed.
+// admitted, and allocators last. When ctx ends, the rest is killed. Stop returns the Mistakes
+// of the Envoys too.
 func (s *Stack) Stop(ctx context.Context) error {
-	const grace = 5 * time.Second
+	const grace, look = 5 * time.Second, 2 * time.Second
 	var errs []error
 	for _, g := range s.Gateways {
+		looking, cancel := context.WithTimeout(ctx, look)
+		errs = append(errs, Mistakes(looking, g.EnvoyAdmin))
+		cancel()
 		errs = append(errs, g.Envoy.Stop(ctx, grace))
 		for _, router := range []*proc.Server{g.Router, g.Successor} {
 			if router != nil {

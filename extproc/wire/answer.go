@@ -17,7 +17,8 @@ func Encode(m *extprocv3.ProcessingResponse) (Answer, error) { return proto.Mars
 type Admission struct {
 	// Set are headers that the request gets.
 	Set []SetHeader
-	// ClearRoute has Envoy choose the route again.
+	// ClearRoute has Envoy choose the route again. Envoy does so only where the message has a HeaderMutation,
+	// so that is there even without a header to set.
 	ClearRoute bool
 	// Namespace is that of the dynamic metadata Fields, a text each. All names must be UTF-8.
 	Namespace string
@@ -56,7 +57,8 @@ func (a *Admission) AppendTo(b Answer) Answer {
 	for i := range a.Set {
 		set += size(a.Set[i].size())
 	}
-	if set > 0 {
+	mutation := set > 0 || a.ClearRoute
+	if mutation {
 		common += size(set)
 	}
 	if a.ClearRoute {
@@ -68,7 +70,7 @@ func (a *Admission) AppendTo(b Answer) Answer {
 		b = begin(b, responseHeaders, size(common))
 		b = begin(b, headersCommon, common)
 	}
-	if set > 0 {
+	if mutation {
 		b = begin(b, commonMutation, set)
 		for i := range a.Set {
 			b = a.Set[i].appendTo(b)

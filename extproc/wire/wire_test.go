@@ -199,6 +199,9 @@ func TestAnswerIsTheMessageItWasMadeOf(t *testing.T) {
 // generated is an Admission as the generated types have it.
 func generated(a *Admission) *extprocv3.ProcessingResponse {
 	common := &extprocv3.CommonResponse{ClearRouteCache: a.ClearRoute}
+	if a.ClearRoute {
+		common.HeaderMutation = &extprocv3.HeaderMutation{}
+	}
 	for _, h := range a.Set {
 		action := corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD
 		if h.IfAbsent {
