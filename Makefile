@@ -1,6 +1,6 @@
 # Everything a person does with this repository. "make help" lists it.
-# Needs Go, Python 3 with pip, make and git; with a C compiler the tests also
-# look for data races.
+# Needs Go, Python 3 with pip, make and git; the tests also need Node with npm. With a C compiler
+# they look for data races.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help

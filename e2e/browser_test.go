@@ -16,13 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
-)
-
-// Versions of the npm packages that the tests with a browser use.
-const (
-	playwrightVersion = "1.65.1"
-	viteVersion       = "8.3.8" // as in examples/vite/package.json
 )
 
 // browserDomain is a domain that dev servers do not know, unlike those below localhost.
@@ -38,16 +33,10 @@ func withBrowser(t *testing.T, warm int32) *env {
 	return startAlone(t, warm, stack.Options{TLS: true, Domain: browserDomain})
 }
 
-func npmPackage(spec string) func(dir string) *exec.Cmd {
-	return func(dir string) *exec.Cmd {
-		return exec.Command("npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", dir, spec)
-	}
-}
-
 // browse plays a scenario of browser/browser.cjs.
 func (e *env) browse(scenario string, variables ...string) {
 	e.t.Helper()
-	dir := installed(e.t, "node-playwright-"+playwrightVersion, npmPackage("playwright-core@"+playwrightVersion))
+	dir := installed(e.t, devcluster.NPM("playwright-core", playwrightVersion))
 	ctx, cancel := context.WithTimeout(e.t.Context(), 2*time.Minute)
 	defer cancel()
 	command := exec.CommandContext(ctx, "node", filepath.Join("browser", "browser.cjs"), dir, scenario)
@@ -65,7 +54,7 @@ func (e *env) urlOf(port int, id string) string {
 func TestDevServerReloadsInChromiumThroughEnvoy(t *testing.T) {
 	const port = 5173
 	e := withBrowser(t, 0)
-	vite := installed(t, "node-vite-"+viteVersion, npmPackage("vite@"+viteVersion))
+	vite := installed(t, devcluster.NPM("vite", viteVersion))
 	project := t.TempDir()
 	require.NoError(t, os.CopyFS(project, os.DirFS(filepath.Join("..", "examples", "vite"))))
 	require.NoError(t, os.Symlink(filepath.Join(vite, "node_modules"), filepath.Join(project, "node_modules")))

@@ -2,8 +2,6 @@ package e2e
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"io"
 	"net"
 	"net/http"
@@ -11,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -26,11 +23,9 @@ func TestExamplesRunAndLeaveNothing(t *testing.T) {
 		require.NoError(t, err)
 		return path
 	}
-	requirement, err := os.ReadFile(from("python", "requirements.txt"))
+	python, err := pythonExample()
 	require.NoError(t, err)
-	version, found := strings.CutPrefix(strings.TrimSpace(string(requirement)), "e2b==")
-	require.True(t, found)
-	sdk := installed(t, "python3-e2b-"+version, func(dir string) *exec.Cmd { return pip(dir, "e2b", version) })
+	sdk := installed(t, python)
 	environment := append(e.domainOnly(sdk), "POOL="+e.pool,
 		"BERTH_API_URL="+e.stack.Allocators[0].API, "BERTH_API_KEY="+e.site.key(),
 		"JOB="+e.pool, "HTTPS_PROXY="+localProxy(t))
@@ -59,13 +54,9 @@ func TestExamplesRunAndLeaveNothing(t *testing.T) {
 // compiled returns a directory with the TypeScript example in JavaScript, and its packages.
 func compiled(t *testing.T, source string, run func(dir string, program ...string) string) string {
 	t.Helper()
-	packages, err := os.ReadFile(filepath.Join(source, "package.json"))
+	node, err := nodeExample()
 	require.NoError(t, err)
-	sum := sha256.Sum256(packages)
-	cached := installed(t, "node-example-"+hex.EncodeToString(sum[:6]), func(dir string) *exec.Cmd {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "package.json"), packages, 0o600))
-		return exec.Command("npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", dir)
-	})
+	cached := installed(t, node)
 	dir := t.TempDir()
 	require.NoError(t, os.CopyFS(dir, os.DirFS(source)))
 	require.NoError(t, os.Symlink(filepath.Join(cached, "node_modules"), filepath.Join(dir, "node_modules")))

@@ -85,6 +85,12 @@ func testMain(m *testing.M) (code int) {
 		}
 		shared = r
 	}
+	if !testing.Short() {
+		// The tests without these packages run all the same. The others say what is wrong.
+		if err := installPackages(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, "e2e:", err)
+		}
+	}
 	code = m.Run()
 	if err := grounds.end(); err != nil {
 		code = fail(err)

@@ -16,9 +16,7 @@ import (
 // test has a Berth to itself, because the calls release every sandbox they learn of.
 func TestAPIKeepsToItsDocument(t *testing.T) {
 	e := startAlone(t, 2, overTLS)
-	dir := installed(t, "python3-schemathesis-4.32.5", func(dir string) *exec.Cmd {
-		return pip(dir, "schemathesis", "4.32.5")
-	})
+	dir := installed(t, schemathesis)
 	settings, err := filepath.Abs("schemathesis")
 	require.NoError(t, err)
 	url := fmt.Sprintf("https://api.%s:%d", e.stack.Domain, e.gatewayPort())

@@ -5,9 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -127,15 +125,19 @@ func (e *env) domainOnly(packages ...string) []string {
 // stockSDK is a release of E2B's SDK as its registry has it, and a program in sdk that uses it. What follows
 // the names is the program's second argument.
 type stockSDK struct {
-	version string
-	install func(dir, name, version string) *exec.Cmd
-	program []string
+	version  string
+	packages func(name, version string) devcluster.Packages
+	program  []string
 }
 
 // newSDKs are the newest releases, and oldSDKs two that call the first generation of the API.
 var (
-	newSDKs = []stockSDK{{"2.51.0", npm, []string{"node", "agent.cjs"}}, {"2.63.0", pip, []string{"python3", "agent.py"}}}
-	oldSDKs = []stockSDK{{"2.20.1", npm, []string{"node", "agent.cjs"}}, {"2.40.0", pip, []string{"python3", "agent.py"}}}
+	newSDKs = []stockSDK{
+		{"2.51.0", devcluster.NPM, []string{"node", "agent.cjs"}}, {"2.63.0", devcluster.PyPI, []string{"python3", "agent.py"}},
+	}
+	oldSDKs = []stockSDK{
+		{"2.20.1", devcluster.NPM, []string{"node", "agent.cjs"}}, {"2.40.0", devcluster.PyPI, []string{"python3", "agent.py"}},
+	}
 )
 
 // runSDKs uses a Berth through E2B's SDKs. It returns the environment of the programs.
@@ -160,10 +162,7 @@ func (e *env) eachSDK(all []stockSDK, part string, environment []string) {
 }
 
 // installed returns the directory with the SDK.
-func (c stockSDK) installed(t *testing.T) string {
-	name := c.program[0] + "-e2b-" + c.version
-	return installed(t, name, func(dir string) *exec.Cmd { return c.install(dir, "e2b", c.version) })
-}
+func (c stockSDK) installed(t *testing.T) string { return installed(t, c.packages("e2b", c.version)) }
 
 // run runs a part of the program with the SDK in a directory.
 func (c stockSDK) run(t *testing.T, dir, part string, environment []string) {
@@ -175,32 +174,4 @@ func (c stockSDK) run(t *testing.T, dir, part string, environment []string) {
 	command.Env = environment
 	out, err := command.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-}
-
-func npm(dir, name, version string) *exec.Cmd {
-	return exec.Command("npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", dir, name+"@"+version)
-}
-
-func pip(dir, name, version string) *exec.Cmd {
-	return exec.Command("python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-		"--root-user-action=ignore", "--target", dir, name+"=="+version)
-}
-
-// installed returns a directory in the cache that a command has filled. It runs the command once.
-func installed(t *testing.T, name string, install func(dir string) *exec.Cmd) string {
-	t.Helper()
-	cache, err := devcluster.CacheDir()
-	require.NoError(t, err)
-	dir := filepath.Join(cache, name)
-	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-		require.NoError(t, err)
-		return dir
-	}
-	part := dir + ".part"
-	require.NoError(t, os.RemoveAll(part))
-	require.NoError(t, os.MkdirAll(part, 0o755))
-	out, err := install(part).CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	require.NoError(t, os.Rename(part, dir))
-	return dir
 }

@@ -17,14 +17,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
 // toolSDKs use commands, files, watches, terminals and git.
 var toolSDKs = []stockSDK{
-	{"2.51.0", npm, []string{"node", "tools.cjs"}},
-	{"2.63.0", pip, []string{"python3", "tools.py", "sync"}},
-	{"2.63.0", pip, []string{"python3", "tools.py", "async"}},
+	{"2.51.0", devcluster.NPM, []string{"node", "tools.cjs"}},
+	{"2.63.0", devcluster.PyPI, []string{"python3", "tools.py", "sync"}},
+	{"2.63.0", devcluster.PyPI, []string{"python3", "tools.py", "async"}},
 }
 
 func TestStockSDKsUseTheAgent(t *testing.T) {
