@@ -65,6 +65,15 @@ AGENT_FUZZ := ./FuzzRequestsWithoutToken accounts/FuzzAddDefault accounts/FuzzLo
 	files/FuzzCalls files/FuzzCheckSignature files/FuzzDownload files/FuzzResolve files/FuzzUpload \
 	initbox/FuzzOpen initbox/FuzzOpenContents process/FuzzCalls process/FuzzStart
 
+# A number of inputs and no time, so that a busy machine tries as many.
+## fuzz: fuzz what reads Envoy's messages, and the hosts and paths in them, for a minute or two; make test-long does so for longer
+.PHONY: fuzz
+fuzz:
+	go test ./extproc/wire -run '^$$' -fuzz FuzzRequest -fuzztime 200000x
+	go test ./extproc/wire -run '^$$' -fuzz FuzzAdmission -fuzztime 100000x
+	go test ./extproc -run '^$$' -fuzz FuzzHost -fuzztime 100000x
+	go test ./extproc -run '^$$' -fuzz FuzzPath -fuzztime 100000x
+
 ## test-long: fuzz the parsers, run the model tests for longer, take the control plane away for longer; not part of CI
 .PHONY: test-long
 test-long: ground

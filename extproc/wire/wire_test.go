@@ -56,6 +56,13 @@ func messages(tb testing.TB) map[string][]byte {
 		return encode(tb, m)
 	}
 	text := func(b string) []byte { return []byte(b) }
+	// header is a message with one header, whose HeaderValue is b.
+	header := func(b string) []byte {
+		for _, tag := range []byte{headerValue, headerMap, requestHeaders} {
+			b = string([]byte{tag, byte(len(b))}) + b
+		}
+		return text(b)
+	}
 	attributes := map[string]*structpb.Struct{"a": {Fields: map[string]*structpb.Value{"b": structpb.NewBoolValue(true)}}}
 	return map[string][]byte{
 		"usual":            encode(tb, usual),
@@ -74,20 +81,40 @@ func messages(tb testing.TB) map[string][]byte {
 		"headers, then body": append(encode(tb, usual), encode(tb, &extprocv3.ProcessingRequest{
 			Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{}},
 		})...),
-		"raw, then text":          text("\x12\x0d\x0a\x0b\x0a\x09\x0a\x01k\x1a\x01r\x12\x01v"),
-		"empty raw, then text":    text("\x12\x0c\x0a\x0a\x0a\x08\x0a\x01k\x1a\x00\x12\x01v"),
-		"key twice":               text("\x12\x0a\x0a\x08\x0a\x06\x0a\x01k\x0a\x01l"),
-		"invalid UTF-8":           text("\x12\x07\x0a\x05\x0a\x03\x0a\x01\xff"),
-		"unknown field":           text("\x12\x00\xa0\x06\x01"),
-		"long form of a tag":      text("\x92\x00\x00"),
-		"long form of a length":   text("\x12\x80\x00"),
-		"group":                   text("\x12\x00\x0b\x0c"),
-		"field 0":                 text("\x12\x00\x00\x00"),
-		"config of bytes":         text("\x12\x00\x5a\x02\x0a\x00"),
-		"config with a bad tag":   text("\x12\x00\x5a\x02\x00\x01"),
-		"config with a cut value": text("\x12\x00\x5a\x02\x08\x80"),
-		"overlong number":         text("\x12\x0d\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
-		"endless length":          text("\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+		"raw, then text":       text("\x12\x0d\x0a\x0b\x0a\x09\x0a\x01k\x1a\x01r\x12\x01v"),
+		"empty raw, then text": text("\x12\x0c\x0a\x0a\x0a\x08\x0a\x01k\x1a\x00\x12\x01v"),
+		// Of a field that repeats the last one counts, and messages are merged.
+		"key twice":                header("\x0a\x01k\x0a\x01l"),
+		"text twice":               header("\x0a\x01k\x12\x01v\x12\x01w"),
+		"raw twice":                header("\x0a\x01k\x1a\x01v\x1a\x01w"),
+		"raw, then empty raw":      header("\x0a\x01k\x1a\x01v\x1a\x00"),
+		"text, then empty text":    header("\x0a\x01k\x12\x01v\x12\x00"),
+		"text, then empty raw":     header("\x0a\x01k\x12\x01v\x1a\x00"),
+		"raw, text, and empty raw": header("\x0a\x01k\x1a\x01r\x12\x01v\x1a\x00"),
+		"map twice":                text("\x12\x10\x0a\x06\x0a\x04\x0a\x02k1\x0a\x06\x0a\x04\x0a\x02k2"),
+		"headers twice":            append(header("\x0a\x01k"), header("\x0a\x01l")...),
+		"headers, then others":     append(header("\x0a\x01k"), "\x1a\x00"...), // response headers
+		// Keys and texts are UTF-8, raw values are not.
+		"invalid UTF-8 in a key":   header("\x0a\x01\xff"),
+		"invalid UTF-8 in a text":  header("\x0a\x01k\x12\x01\xff"),
+		"only a continuation byte": header("\x0a\x01k\x12\x01\x80"),
+		"overlong UTF-8":           header("\x0a\x01k\x12\x02\xc0\xaf"),
+		"half a surrogate":         header("\x0a\x01k\x12\x03\xed\xa0\x80"),
+		"cut UTF-8":                header("\x0a\x02k\xc3\x12\x01v"),
+		"invalid text under a raw": header("\x0a\x01k\x12\x01\xff\x1a\x01r"),
+		"any bytes in a raw":       header("\x0a\x01k\x1a\x02\xff\x80"),
+		"invalid metadata":         text("\x12\x00\x42\x01\xff"),
+		"config with a long tag":   text("\x12\x00\x5a\x04\x80\x00\x08\x01"),
+		"unknown field":            text("\x12\x00\xa0\x06\x01"),
+		"long form of a tag":       text("\x92\x00\x00"),
+		"long form of a length":    text("\x12\x80\x00"),
+		"group":                    text("\x12\x00\x0b\x0c"),
+		"field 0":                  text("\x12\x00\x00\x00"),
+		"config of bytes":          text("\x12\x00\x5a\x02\x0a\x00"),
+		"config with a bad tag":    text("\x12\x00\x5a\x02\x00\x01"),
+		"config with a cut value":  text("\x12\x00\x5a\x02\x08\x80"),
+		"overlong number":          text("\x12\x0d\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+		"endless length":           text("\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
 	}
 }
 
@@ -114,6 +141,7 @@ func compare(t *testing.T, message []byte) {
 	}
 }
 
+// Invariant: P5
 func TestRequestsAreReadLikeGeneratedTypes(t *testing.T) {
 	for name, message := range messages(t) {
 		t.Run(name, func(t *testing.T) { compare(t, message) })
