@@ -90,6 +90,8 @@ type config struct {
 	// register adds the services of the router; default: the script.
 	register func(grpc.ServiceRegistrar)
 	codec    encoding.CodecV2 // of the router's server; default: gRPC's own
+	// tap, if set, wraps the listener of the router's socket.
+	tap func(net.Listener) net.Listener
 	// podAddress is where the pod listens. Default 127.0.0.1:0.
 	podAddress string
 	// noRouter: nothing listens on the router's socket.
@@ -144,6 +146,9 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 		}
 		socket, err := net.Listen("unix", g.settings.RouterSocket)
 		require.NoError(t, err)
+		if c.tap != nil {
+			socket = c.tap(socket)
+		}
 		serving.Go(func() { _ = g.routerServer.Serve(socket) }) // ends with Stop
 		t.Cleanup(g.routerServer.Stop)
 	}

@@ -4,7 +4,7 @@ import "sync"
 
 // Admissions tracks the admitting answers that Envoy may not have read yet.
 //
-// Envoy ends the ext_proc stream of a request when it has read the answer, or when it no
+// Envoy resets the ext_proc stream of a request when it has read the answer, or when it no
 // longer wants one. Until then it may still open a connection to the pod that the answer
 // names, however long ago the answer was sent, because Envoy may have been paused in
 // between. So a router must not acknowledge a release before the streams of all earlier

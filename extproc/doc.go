@@ -27,7 +27,7 @@
 // One ext_proc stream carries one request-headers message and one answer. A request for more
 // time may precede the answer. Envoy resets the stream of an admitted request as soon as it
 // has read the answer, and the server waits for that. So Canceled is the normal end of a
-// stream, not an error.
+// stream, not an error. A half-close is no such sign, because it may cross the answer.
 //
 // # What breaks the guarantees
 //

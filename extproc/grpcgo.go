@@ -64,9 +64,8 @@ func (s *Server) process(stream grpc.ServerStream) error {
 		c.free()
 		return err
 	}
-	for err == nil {
-		err = stream.RecvMsg(&c.message) // until Envoy resets the stream
-	}
+	// Until Envoy resets the stream. A half-close may have crossed the answer, and proves nothing.
+	<-stream.Context().Done()
 	c.Ended(!s.forced.Load())
 	return nil
 }

@@ -60,21 +60,17 @@ func TestCallsAreAnsweredAsGRPCAsks(t *testing.T) {
 		}, ":status 200, grpc-status 0, hello, ended"},
 		"long message": {func(p *peer) {
 			p.begin(1)
-			m := message("keep" + strings.Repeat("x", 50_000))
+			m := message(strings.Repeat("x", 50_000))
 			for len(m) > 0 {
 				n := min(len(m), minFrame)
 				require.NoError(p.t, p.WriteData(1, false, m[:n]))
 				m = m[n:]
 			}
-			p.until(func() bool { return len(p.of(1).data) > 50_000 })
-			require.NoError(p.t, p.WriteData(1, true, nil))
-		}, ":status 200, grpc-status 0, 50004 bytes, ended"},
+		}, ":status 200, grpc-status 0, 50000 bytes, ended"},
 		"further message": {func(p *peer) {
 			p.begin(1)
-			require.NoError(p.t, p.WriteData(1, false, append(message("keep"), message("second")...)))
-			p.until(func() bool { return len(p.of(1).messages()) == 1 })
-			require.NoError(p.t, p.WriteData(1, true, message("third")))
-		}, ":status 200, grpc-status 0, keep, ended"},
+			require.NoError(p.t, p.WriteData(1, false, append(message("hello"), message("second")...)))
+		}, ":status 200, grpc-status 0, hello, ended"},
 		"headers in pieces": {func(p *peer) {
 			block := p.request()
 			n := len(block) / 3
@@ -167,11 +163,30 @@ func TestTrailersOfThePeerHalfCloseTheCall(t *testing.T) {
 	s := newService()
 	p := connect(t, serve(t, s.own()))
 	p.call(1, "keep")
-	p.until(func() bool { return len(p.of(1).messages()) == 1 })
 	p.headers(1, p.fields("some", "trailer"), true)
-	p.until(func() bool { return p.of(1).over() })
-	require.Equal(t, ":status 200, grpc-status 0, keep, ended", p.of(1).String())
-	s.awaitOpen(t, 0)
+	p.until(func() bool { return len(p.of(1).messages()) == 1 })
+	p.begin(3)
+	p.headers(3, p.fields("some", "trailer"), true) // before it asks
+	p.until(func() bool { return p.of(3).over() })
+	require.Equal(t, ":status 200, grpc-status 0, ended", p.of(3).String())
+	s.awaitOpen(t, 1)
+	require.NoError(t, p.WriteData(1, false, nil))
+	p.untilClosed()
+	require.Equal(t, []string{"STREAM_CLOSED after 3"}, p.goAways)
+}
+
+// What follows the message of a call is dropped, while the call is open and after.
+func TestFurtherMessagesOfACallAreDropped(t *testing.T) {
+	overBoth(t, func(t *testing.T, s *service, socket string) {
+		p := connect(t, socket)
+		p.begin(1)
+		require.NoError(t, p.WriteData(1, false, append(message("keep"), message("second")...)))
+		p.until(func() bool { return len(p.of(1).messages()) == 1 })
+		require.NoError(t, p.WriteData(1, false, message("third")))
+		p.sync()
+		require.Equal(t, []string{"keep"}, p.of(1).messages())
+		s.awaitOpen(t, 1)
+	})
 }
 
 // What HTTP/2 does not allow ends the connection, or the stream where the reference does so too. The calls

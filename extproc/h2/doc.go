@@ -20,9 +20,9 @@
 //	ended     the stream is forgotten
 //
 // [Open.Ended] is called once for each Reply.Open. It says whether the peer has ended the stream: by
-// RST_STREAM, by half-closing it after the answer was written, or by closing the connection. A peer that
-// half-closes a stream before its answer is known gets no answer that stays open. A half-close that arrives
-// with the question, before the answer was written, proves nothing: such a stream waits for RST_STREAM.
+// RST_STREAM, or by closing the connection. After either the peer reads nothing more of the stream. After a
+// half-close it still may, and a half-close may cross the answer on the socket. So a half-close ends no stream
+// that is kept. A peer that half-closes a stream before its answer is known gets no answer that stays open.
 //
 // # Limits
 //

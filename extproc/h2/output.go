@@ -16,8 +16,7 @@ type output struct {
 	buffer []byte
 	// broken: nothing is written any more.
 	broken bool
-	begun  bool   // a header block was sent
-	writes uint64 // of buffer
+	begun  bool // a header block was sent
 
 	window      int64 // of the connection
 	firstWindow int64 // of a new stream
@@ -29,7 +28,6 @@ type output struct {
 // flush writes the output. A peer that does not read makes it wait.
 func (o *output) flush() {
 	if len(o.buffer) > 0 && !o.broken {
-		o.writes++
 		if _, err := o.conn.Write(o.buffer); err != nil {
 			o.broken = true // the reader finds out why
 		}
@@ -126,7 +124,6 @@ func (o *output) data(s *stream, length int) {
 	o.window -= int64(length)
 	s.window -= int64(length)
 	o.header(http2.FrameData, 0, s.id, length)
-	s.written = o.writes
 }
 
 // endWith ends a stream with a header block, after its DATA.

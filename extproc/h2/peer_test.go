@@ -29,6 +29,7 @@ type peer struct {
 	goAways []string
 	pings   int // acknowledgements
 	acks    int // of settings
+	credit  int // what WINDOW_UPDATE has granted for the connection
 	closed  bool
 }
 
@@ -104,6 +105,10 @@ func (p *peer) read() error {
 			p.pings++
 		} else {
 			return p.WritePing(true, f.Data)
+		}
+	case *http2.WindowUpdateFrame:
+		if f.StreamID == 0 {
+			p.credit += int(f.Increment)
 		}
 	case *http2.SettingsFrame:
 		if f.IsAck() {

@@ -2,6 +2,7 @@ package h2
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -37,36 +38,47 @@ func TestEarlyHalfCloseGetsNoAnswerThatStaysOpen(t *testing.T) {
 	}
 }
 
-// The half-close was on its way before the answer was written, so it is no sign that the answer was read.
+// A half-close may cross the answer on the socket, so it is no sign that the answer was read, whenever it
+// arrives. What the peer sends after it is: RST_STREAM.
 // Invariant: I2
-func TestHalfCloseBeforeTheAnswerIsWrittenProvesNothing(t *testing.T) {
-	s := newService()
-	p := connect(t, serve(t, s.own()))
-	var out bytes.Buffer
-	all := http2.NewFramer(&out, nil)
-	require.NoError(t, all.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: p.request(), EndHeaders: true}))
-	require.NoError(t, all.WriteData(1, false, message("keep")))
-	require.NoError(t, all.WriteData(1, true, nil))
-	_, err := p.conn.Write(out.Bytes()) // read with one read
-	require.NoError(t, err)
-	p.until(func() bool { return len(p.of(1).messages()) == 1 })
-	p.sync()
-	s.awaitOpen(t, 1)
-	require.NoError(t, p.WriteRSTStream(1, http2.ErrCodeNo))
-	s.awaitOpen(t, 0)
+func TestHalfCloseNeverShowsThatAnAnswerWasRead(t *testing.T) {
+	overBoth(t, func(t *testing.T, s *service, socket string) {
+		p := connect(t, socket)
+		var out bytes.Buffer
+		all := http2.NewFramer(&out, nil)
+		require.NoError(t, all.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: p.request(), EndHeaders: true}))
+		require.NoError(t, all.WriteData(1, false, message("keep")))
+		require.NoError(t, all.WriteData(1, true, nil))
+		_, err := p.conn.Write(out.Bytes()) // read with one read
+		require.NoError(t, err)
+		p.until(func() bool { return len(p.of(1).messages()) == 1 })
+		p.call(3, "keep")
+		p.until(func() bool { return len(p.of(3).messages()) == 1 })
+		require.NoError(t, p.WriteData(3, true, nil))
+		p.sync()
+		s.remainOpen(t, 2)
+		require.False(t, p.of(1).over() || p.of(3).over())
+		require.NoError(t, p.WriteRSTStream(1, http2.ErrCodeInternal))
+		s.awaitOpen(t, 1)
+		require.NoError(t, p.WriteRSTStream(3, http2.ErrCodeInternal))
+		s.awaitOpen(t, 0)
+	})
 }
 
-func TestHalfCloseEndsAnAnswerThatWaitsForAWindow(t *testing.T) {
-	s := newService()
-	p := connect(t, serve(t, s.own()), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 2})
-	p.call(1, "keep")
-	p.until(func() bool { return len(p.of(1).data) == 2 })
-	require.NoError(t, p.WriteData(1, true, nil))
-	s.awaitOpen(t, 0)
-	require.NoError(t, p.WriteWindowUpdate(1, 100))
-	p.sync()
-	require.Len(t, p.of(1).data, 2)
-	require.Equal(t, http2.ErrCodeCancel, p.of(1).reset)
+// At most a part of the answer was sent when the peer half-closed.
+func TestHalfClosedCallStillGetsItsWholeAnswer(t *testing.T) {
+	overBoth(t, func(t *testing.T, s *service, socket string) {
+		p := connect(t, socket, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 2})
+		p.call(1, "keep")
+		p.until(func() bool { return len(p.of(1).data) == 2 })
+		require.NoError(t, p.WriteData(1, true, nil))
+		require.NoError(t, p.WriteWindowUpdate(1, 100))
+		p.until(func() bool { m := p.of(1).messages(); return len(m) == 1 && m[0] == "keep" })
+		p.sync()
+		s.remainOpen(t, 1)
+		require.NoError(t, p.WriteRSTStream(1, http2.ErrCodeInternal))
+		s.awaitOpen(t, 0)
+	})
 }
 
 // The framer does not tell these from the end of the socket.
@@ -193,6 +205,90 @@ func TestMessagesThatAreNotCompleteAreBounded(t *testing.T) {
 		}
 	}
 	require.Contains(t, p.goAways[0], "ENHANCE_YOUR_CALM")
+}
+
+// Otherwise a connection that has carried 16 MiB would end, whatever the peer does.
+// Invariant: P8
+func TestFinishedMessagesDoNotCountAsIncomplete(t *testing.T) {
+	for name, finish := range map[string]func(p *peer, id uint32, rest []byte){
+		"complete": func(p *peer, id uint32, rest []byte) { _ = p.WriteData(id, false, rest) },
+		"reset":    func(p *peer, id uint32, _ []byte) { _ = p.WriteRSTStream(id, http2.ErrCodeCancel) },
+		"too long": func(p *peer, id uint32, _ []byte) {
+			p.begin(id + 2)
+			prefix := binary.BigEndian.AppendUint32([]byte{0}, maxMessage)
+			_ = p.WriteData(id+2, false, prefix[:4])
+			_ = p.WriteData(id+2, false, prefix[4:])
+			_ = p.WriteRSTStream(id, http2.ErrCodeCancel)
+		},
+		"half-closed": func(p *peer, id uint32, _ []byte) { _ = p.WriteData(id, true, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := connect(t, serve(t, newService().own()))
+			m := message("fail " + strings.Repeat("x", minFrame))
+			id := uint32(1)
+			for sent := 0; sent < maxPartial+maxPartial/8; sent += minFrame {
+				p.begin(id)
+				require.NoError(t, p.WriteData(id, false, m[:minFrame]))
+				finish(p, id, m[minFrame:])
+				if id += 4; id%256 == 1 {
+					p.sync()
+				}
+			}
+			p.call(id, "hello")
+			p.until(func() bool { return p.of(id).over() })
+			require.Empty(t, p.goAways)
+		})
+	}
+}
+
+// The server grants what it has received, padding included, and no more.
+// Invariant: P8
+func TestServerGrantsWhatItHasReceived(t *testing.T) {
+	p := connect(t, serve(t, newService().own()))
+	p.sync()
+	granted := p.credit // at the begin
+	require.Equal(t, connWindow-firstWindow, granted)
+	sent, id := 0, uint32(1)
+	for ; sent < 4*connWindow; id += 2 {
+		p.begin(id)
+		for range 16 { // without an answer in between
+			require.NoError(t, p.WriteDataPadded(id, false, make([]byte, 1), make([]byte, 255)))
+			sent += 1 + 1 + 255 // the length of the padding is a byte
+		}
+		require.NoError(t, p.WriteRSTStream(id, http2.ErrCodeCancel))
+		if id%64 == 1 {
+			p.sync()
+			require.LessOrEqual(t, p.credit-granted, sent)
+			require.Greater(t, p.credit-granted, sent-connWindow, "the peer cannot send any more")
+		}
+	}
+}
+
+// Invariant: P8
+func TestStreamTakesNoMoreThanItsWindow(t *testing.T) {
+	for name, padding := range map[string][]byte{"data": nil, "padding": make([]byte, 255)} {
+		t.Run(name, func(t *testing.T) {
+			s := newService()
+			p := connect(t, serve(t, s.own()))
+			p.call(1, "keep")
+			sent := len(message("keep"))
+			further := make([]byte, 10_000) // is dropped
+			frame := len(further)
+			if padding != nil {
+				further, frame = nil, 1+len(padding)
+			}
+			for ; sent+frame <= maxMessage; sent += frame {
+				require.NoError(t, p.WriteDataPadded(1, false, further, padding))
+			}
+			p.sync()
+			require.Empty(t, p.goAways)
+			require.NoError(t, p.WriteDataPadded(1, false, further, padding))
+			before := p.pings
+			require.NoError(t, p.WritePing(false, [8]byte{}))
+			p.until(func() bool { return len(p.goAways) > 0 || p.pings > before })
+			require.Equal(t, []string{"FLOW_CONTROL_ERROR after 1"}, p.goAways)
+		})
+	}
 }
 
 func TestUnaskedAnswerToThePingOfDrainingIsIgnored(t *testing.T) {

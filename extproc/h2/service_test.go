@@ -8,6 +8,7 @@ import (
 	"math"
 	"net"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -122,6 +123,16 @@ func (s *service) awaitOpen(t testing.TB, n int) {
 	require.Eventually(t, func() bool { open, _, _ := s.open(); return open == n }, soon, time.Millisecond)
 }
 
+// remainOpen requires that n calls are open, after a goroutine that was to end one has had time to.
+func (s *service) remainOpen(t testing.TB, n int) {
+	t.Helper()
+	for range 1000 {
+		open, _, _ := s.open()
+		require.Equal(t, n, open)
+		runtime.Gosched()
+	}
+}
+
 // The service behind grpc-go.
 
 type rawCodec struct{}
@@ -144,11 +155,9 @@ func (s *service) stream(_ any, stream grpc.ServerStream) error {
 	if r.Message == nil {
 		return status.Error(r.Status, r.Text)
 	}
-	err := stream.SendMsg(r.Message)
+	_ = stream.SendMsg(r.Message) // fails if the peer has left
 	if r.Open != nil {
-		for err == nil {
-			err = stream.RecvMsg(&message)
-		}
+		<-stream.Context().Done()
 		r.Open.Ended(true)
 	}
 	return nil

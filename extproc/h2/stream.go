@@ -27,7 +27,6 @@ type stream struct {
 	pending    []byte // DATA that waits for a window
 	trailers   []byte // header block that follows pending and ends the stream
 	waits      bool   // it is in output.waiting
-	written    uint64 // output.writes when its last DATA was appended: a later write sends it
 	open       Open
 	cancel     context.CancelFunc // ends Later
 	gone       bool
@@ -198,37 +197,14 @@ func (c *conn) finish(s *stream, block []byte) {
 	}
 }
 
-// halfClose acts on the end of what the peer sends for a stream.
+// halfClose acts on the end of what the peer sends for a stream. It is no sign that the peer has read an
+// answer, because both may cross on the socket, so it ends no stream that is kept.
 func (c *conn) halfClose(s *stream) {
-	if open := c.endOpen(s); open != nil {
-		open.Ended(true)
-	}
-}
-
-// endOpen is halfClose under the lock. It returns what has ended by it.
-func (c *conn) endOpen(s *stream) (ended Open) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s.halfClosed = true
-	switch {
-	case s.gone:
-		return nil
-	case !s.asked: // the peer has left before it asked
+	if !s.gone && !s.asked { // the peer has left before it asked
 		c.complete(s)
 		c.endWith(s, statusBlock(false, codes.OK, ""))
-		return nil
-	case s.open == nil: // its last answer comes, or waits for a window
-		return nil
-	case len(s.pending) > 0: // at most a part of the answer was sent, and the rest never will be
-		c.rst(s.id, http2.ErrCodeCancel)
-		c.remove(s)
-	case s.written == c.writes:
-		// The answer was not written when the peer sent this. So this is no sign that the answer was read:
-		// RST_STREAM will be.
-		return nil
-	default:
-		c.endWith(s, trailersOK)
 	}
-	ended, s.open = s.open, nil
-	return ended
 }
