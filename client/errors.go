@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/internal/printable"
 )
 
 // ErrConfig is in the error of New for options that cannot be used.
@@ -31,7 +32,7 @@ type Error struct {
 	OutcomeUnknown bool
 }
 
-// Error implements error.
+// Error implements error. The text is one line, without characters that a terminal obeys.
 func (e *Error) Error() string {
 	text := e.Message
 	if e.Reason != "" {
@@ -40,7 +41,7 @@ func (e *Error) Error() string {
 	if e.RequestID != "" {
 		text += " (request " + e.RequestID + ")"
 	}
-	return text
+	return printable.Line(text)
 }
 
 // IsNotFound reports whether the API says that an object is unknown or has ended.

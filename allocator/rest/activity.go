@@ -11,6 +11,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/internal/printable"
 )
 
 // Bounds of the number of sandboxes in one answer.
@@ -74,7 +75,7 @@ func (a *api) lastActive(w *reply, r *http.Request) error {
 	}
 	if format == "text" {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		writeActivities(w, all)
+		writeActivities(printable.Writer(w), all)
 		return nil
 	}
 	return writeJSON(w, http.StatusOK, all)

@@ -11,12 +11,23 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/internal/printable"
 )
 
-func writeJSON(w *reply, code int, v any) error {
+// encode returns a value in JSON, which a terminal can show whatever is in it: objects may be older than the
+// checks of this API, or be written by others.
+func encode(v any) ([]byte, error) {
 	raw, err := json.Marshal(v)
 	if err != nil {
-		return fmt.Errorf("encode answer: %w", err)
+		return nil, fmt.Errorf("encode answer: %w", err)
+	}
+	return printable.JSON(raw), nil
+}
+
+func writeJSON(w *reply, code int, v any) error {
+	raw, err := encode(v)
+	if err != nil {
+		return err
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)

@@ -2,7 +2,6 @@ package rest
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"time"
@@ -169,7 +168,7 @@ func (s *eventStream) gap(at uint64, why openapi.EventGapReason) {
 }
 
 func (s *eventStream) write(name string, number uint64, data any) {
-	raw, err := json.Marshal(data)
+	raw, err := encode(data)
 	if s.err == nil {
 		s.err = err
 	}

@@ -1,8 +1,6 @@
 package rest
 
 import (
-	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -102,9 +100,9 @@ func writeEach[T any](w *reply, entries []T, show func(T) any) error {
 		if i > 0 {
 			_, _ = io.WriteString(w, ",")
 		}
-		raw, err := json.Marshal(show(e))
+		raw, err := encode(show(e))
 		if err != nil {
-			return fmt.Errorf("encode answer: %w", err)
+			return err
 		}
 		if _, _ = w.Write(raw); w.full {
 			return nil

@@ -12,11 +12,52 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/internal/printable"
 )
+
+// Objects may be older than the checks of the API, or be written by others. A terminal obeys none of them.
+//
+// Invariant: P18
+func TestAnswersAreSafeForATerminal(t *testing.T) {
+	const evil = "x\u009b2J\x7f\u202e\ufffe\U000e0001"
+	const shown = `x\u009b2J\u007f\u202e\ufffe\udb40\udc01`
+	s := core.Sandbox{Binding: core.Binding{ID: "k3x9", ClaimedAt: noon, User: evil, Metadata: map[string]string{evil: evil}}, DefaultPort: 80}
+	f := &fake{
+		sandboxes: map[string]core.Sandbox{"k3x9": s}, live: []core.Sandbox{s},
+		activities: []core.ActivityStatus{{Sandbox: s, Why: evil, Kind: activity.Unknown}},
+		pools:      []*v1alpha1.SandboxPool{{Status: v1alpha1.SandboxPoolStatus{Conditions: []metav1.Condition{{Type: "Ready", Message: evil}}}}},
+	}
+	for path, contains := range map[string]string{
+		"/sandboxes/k3x9": shown, "/sandboxes": shown, "/v1/sandboxes": shown, "/v1/sandboxes/k3x9": shown, "/v1/pools": shown,
+		"/v1/last-active": shown, "/v1/last-active?format=text": shown,
+		"/v1/sandboxes?user=" + url.QueryEscape(evil): "U+009B at byte 1", "/v1/sandboxes?" + url.QueryEscape(evil) + "=1": `x\\u009b2J`,
+		"/v1/last-active?id=" + url.QueryEscape(evil): "U+009B at byte 1",
+	} {
+		body := call(handler(t, f), "GET", path, "").Body.String()
+		require.Contains(t, body, contains, path)
+		require.Equal(t, printable.Text(body), body, path)
+		if strings.HasPrefix(body, "{") && !strings.Contains(body, `"code"`) {
+			var decoded any
+			require.NoError(t, json.Unmarshal([]byte(body), &decoded))
+			require.Contains(t, fmt.Sprint(decoded), evil, "%s: JSON keeps the value", path)
+		}
+	}
+	for _, field := range []string{"user", "templateID"} {
+		raw, err := json.Marshal(map[string]string{field: evil})
+		require.NoError(t, err)
+		e := refusal(t, call(handler(t, f), "POST", "/sandboxes", string(raw)), 400, apierror.BadRequest)
+		require.Contains(t, e.Message, field+": U+009B at byte 1: control and format characters are refused")
+	}
+	e := refusal(t, call(handler(t, f), "POST", "/sandboxes", `{"templateID":"a","metadata":{"a":"1","a":"2"}}`), 400, apierror.BadRequest)
+	require.Equal(t, "metadata.a: is there twice; send it once", e.Message)
+}
 
 func TestReleaseReportsOutstandingRouters(t *testing.T) {
 	for _, outstanding := range []int{0, 3} {

@@ -46,9 +46,9 @@ const (
 	answerBytes = 32 << 20
 	smallBody   = 4 << 10
 	// smallAnswer is the size of the largest answer with one sandbox. JSON escapes a byte to at
-	// most six, so 2 KiB of metadata take 18 KiB in a thousand short pairs, and a user takes
+	// most six, so 2 KiB of metadata take 15 KiB in hundreds of short pairs, and a user takes
 	// 1.5 KiB.
-	smallAnswer = 22 << 10
+	smallAnswer = 19 << 10
 )
 
 // claimSlots is how many claims can be in progress, if so many of them may wait for a pod of one pool.

@@ -261,7 +261,7 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 // is escaped to six, and the keys are as short, and so as many, as can be.
 func worstMetadata() map[string]string {
 	var escaped []string
-	for b := range byte(utf8.RuneSelf) {
+	for b := byte(' '); b < utf8.RuneSelf; b++ { // control characters are refused
 		if raw, _ := json.Marshal(string(rune(b))); len(raw) == len(`"\u0000"`) {
 			escaped = append(escaped, string(rune(b)))
 		}
@@ -271,7 +271,7 @@ func worstMetadata() map[string]string {
 		var longer []string
 		for _, key := range keys {
 			if len(key) > room {
-				all[""] = strings.Repeat("\x00", room)
+				all[""] = strings.Repeat("<", room)
 				return all
 			}
 			all[key] = ""
@@ -296,7 +296,7 @@ func TestClaimIsAnsweredEvenWhenTheBudgetIsUsed(t *testing.T) {
 		Options: Options{Allocator: f, PublicScheme: "https", PublicHost: longest(253) + ":65535", Log: zap.NewNop()},
 		claims:  newClass(2, answerWait), answers: newBudget(0), audit: newAudit(zap.NewNop()),
 	}
-	body, err := json.Marshal(map[string]any{"templateID": "python", "user": strings.Repeat("\x00", 256), "metadata": worstMetadata()})
+	body, err := json.Marshal(map[string]any{"templateID": "python", "user": strings.Repeat("<", 256), "metadata": worstMetadata()})
 	require.NoError(t, err)
 	w := httptest.NewRecorder()
 	a.handle(action{class: a.claims, f: a.create}, operation(t, "createSandbox")).ServeHTTP(w, request(t.Context(), "POST", "/sandboxes", bytes.NewReader(body)))

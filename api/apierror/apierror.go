@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"net/http"
 	"strconv"
+
+	"github.com/berth-sandbox/berth/internal/printable"
 )
 
 // Error is an answer that says what went wrong and what to do. New makes one.
@@ -41,7 +43,7 @@ func (e *Error) JSON() []byte {
 	if err := encoder.Encode(e); err != nil { // strings and integers always encode
 		return []byte(`{"code":500,"reason":"internal","message":"the error could not be encoded"}`)
 	}
-	return bytes.TrimSuffix(body.Bytes(), []byte("\n"))
+	return printable.JSON(bytes.TrimSuffix(body.Bytes(), []byte("\n")))
 }
 
 // E2B returns the body that E2B's own proxy answers in place of a sandbox.
@@ -54,7 +56,7 @@ func (e *Error) E2B() []byte {
 	if err != nil { // strings and integers always encode
 		return e.JSON()
 	}
-	return body
+	return printable.JSON(body)
 }
 
 // Write answers an HTTP request with the error.

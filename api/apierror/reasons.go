@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/berth-sandbox/berth/internal/printable"
 )
 
 // Reason is a stable word that programs can compare.
@@ -212,10 +214,10 @@ func KindOf(r Reason) Kind {
 	return Kind{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Unknown}
 }
 
-// New returns an error with what is fixed for the reason.
+// New returns an error with what is fixed for the reason. What the arguments have from a client is made printable.
 func New(r Reason, format string, args ...any) *Error {
 	k := KindOf(r)
-	return &Error{Code: k.Code, Reason: k.Reason, RetryAfter: k.RetryAfter, Message: fmt.Sprintf(format, args...)}
+	return &Error{Code: k.Code, Reason: k.Reason, RetryAfter: k.RetryAfter, Message: printable.Text(fmt.Sprintf(format, args...))}
 }
 
 // Table is Kinds as the table of the documentation, in Markdown.

@@ -200,7 +200,8 @@ func (s *schemas) at(pointer string) (*Schema, error) {
 	if err != nil {
 		return nil, fmt.Errorf("schema at %s: %w", pointer, err)
 	}
-	return &Schema{compiled: compiled, quick: quickOf(compiled, 0), refused: s.refusals(s.lookup("#" + pointer))}, nil
+	schema := s.lookup("#" + pointer)
+	return &Schema{compiled: compiled, quick: quickOf(compiled, 0), refused: s.refusals(schema), data: s.dataOf(schema, 0)}, nil
 }
 
 // lookup returns the value at a reference within the document, nil if there is none.
@@ -211,6 +212,32 @@ func (s *schemas) lookup(ref string) any {
 		value = object[strings.NewReplacer("%7B", "{", "%7D", "}", "~1", "/", "~0", "~").Replace(part)]
 	}
 	return value
+}
+
+// dataOf collects the strings of a schema that may have any character. It returns nil for none.
+func (s *schemas) dataOf(schema any, depth int) *data {
+	object, _ := schema.(map[string]any)
+	if object == nil || depth == deepest {
+		return nil
+	}
+	if ref, ok := object["$ref"].(string); ok {
+		return s.dataOf(s.lookup(ref), depth+1)
+	}
+	d := &data{
+		properties: map[string]*data{},
+		others:     s.dataOf(object["additionalProperties"], depth+1), items: s.dataOf(object["items"], depth+1),
+	}
+	d.every, _ = object["x-berth-data"].(bool)
+	properties, _ := object["properties"].(map[string]any)
+	for name, property := range properties {
+		if inner := s.dataOf(property, depth+1); inner != nil {
+			d.properties[name] = inner
+		}
+	}
+	if !d.every && d.others == nil && d.items == nil && len(d.properties) == 0 {
+		return nil
+	}
+	return d
 }
 
 // refusals collects what the properties of an object schema refuse. It returns nil for nothing.

@@ -1,13 +1,17 @@
 package openapi
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net/url"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/internal/printable"
 )
 
 func operationOf(t testing.TB, id string) Operation {
@@ -50,6 +54,68 @@ func TestProblemNamesFieldAndFix(t *testing.T) {
 		require.ErrorAs(t, err, &problem, body)
 		require.Equal(t, want, err.Error(), body)
 		require.False(t, problem.Refused)
+	}
+}
+
+// Every string of a call but the values of variables, secrets and files is a name that others see.
+//
+// Invariant: P18
+func TestUnprintableCharactersAreRefusedOutsideOfData(t *testing.T) {
+	const head = `{"templateID":"a",`
+	create, batch := operationOf(t, "createSandbox"), operationOf(t, "claimBatch")
+	for _, r := range []rune{0, '\n', '\t', 0x1b, 0x7f, 0x85, 0x9b, 0xad, 0x200b, 0x202e, 0x2028, 0x2029, 0x2066, 0xfeff, 0xfffe, 0xffff, 0x1fffe, 0xe0041} {
+		raw, err := json.Marshal("x" + string(r) + "y")
+		require.NoError(t, err)
+		bad := string(raw)
+		want := fmt.Sprintf("%U at byte 1: control and format characters are refused; remove it", r)
+		shown := strings.Trim(printable.Line("x"+string(r)+"y"), `"`)
+		for fields, field := range map[string]string{
+			`"user":` + bad: "user", `"metadata":{"k":` + bad + `}`: "metadata.k", `"access":` + bad: "access",
+			`"network":{"maskRequestHost":` + bad + `}`: "network.maskRequestHost", `"files":[{"path":` + bad + `,"content":""}]`: "files.0.path",
+			`"mcp":{"a":[` + bad + `]}`: "mcp.a.0",
+		} {
+			require.EqualError(t, create.Body.Check([]byte(head+fields+`}`)), field+": "+want)
+		}
+		require.EqualError(t, create.Body.Check([]byte(`{"templateID":`+bad+`}`)), "templateID: "+want)
+		require.EqualError(t, batch.Body.Check([]byte(`{"count":2,"pool":`+bad+`}`)), "pool: "+want)
+		for fields, field := range map[string]string{
+			`"metadata":{` + bad + `:"v"}`: "metadata." + shown, `"envVars":{` + bad + `:"v"}`: "envVars." + shown, bad + `:1`: shown,
+		} {
+			require.EqualError(t, create.Body.Check([]byte(head+fields+`}`)), field+": the name of the field: "+want)
+		}
+		for _, fields := range []string{
+			`"envVars":{"A":` + bad + `}`, `"secrets":{"A":` + bad + `}`, `"files":[{"path":"/x","content":` + bad + `}]`,
+		} {
+			require.NoError(t, create.Body.Check([]byte(head+fields+`}`)))
+		}
+		list := operationOf(t, "findSandboxes")
+		require.EqualError(t, list.CheckQuery(url.Values{"user": {"x" + string(r) + "y"}}), "user: "+want)
+		require.EqualError(t, list.CheckQuery(url.Values{"x" + string(r) + "y": {""}}), shown+": unknown parameter")
+	}
+	for _, text := range []string{"Grüße 世界", "👩‍💻", "می‌خواهم", "�"} {
+		require.NoError(t, create.Body.Check([]byte(head+`"user":"`+text+`","metadata":{"`+text+`":"`+text+`"}}`)))
+	}
+}
+
+func TestRepeatedNamesAreRefusedAtEveryDepth(t *testing.T) {
+	create := operationOf(t, "createSandbox")
+	for body, field := range map[string]string{
+		`{"templateID":"a","templateID":"a"}`:                                                         "templateID",
+		`{"templateID":"a","timeout":1,"user":"x","timeout":2}`:                                       "timeout",
+		`{"templateID":"a","metadata":{"a":"1","b":"2","a":"3"}}`:                                     "metadata.a",
+		`{"templateID":"a","metadata":{"a":"1","\u0061":"3"}}`:                                        "metadata.a",
+		`{"templateID":"a","metadata":{"\"":"{:","a":"\\","\u0022":"x"}}`:                             `metadata."`,
+		`{"templateID":"a","metadata":{"":"1","":"3"}}`:                                               "metadata.",
+		`{"templateID":"a","files":[{"path":"a","content":""},{"path":"b","content":"","path":"c"}]}`: "files.1.path",
+		`{"templateID":"a","mcp":[[{}],{"x":{"y":[1,{"z":1,"z":{}}]}}]}`:                              "mcp.1.x.y.1.z",
+		`{"templateID":"a","envVars":{"A":"1","A":"2"}}`:                                              "envVars.A",
+	} {
+		require.EqualError(t, create.Body.Check([]byte(body)), field+": is there twice; send it once", body)
+	}
+	for _, body := range []string{
+		`{"templateID":"a","metadata":{"a":":\":{","b":"\\"},"envVars":{"a":"\\\":"}}`, `{ "templateID" : "a:b" }`,
+	} {
+		require.NoError(t, create.Body.Check([]byte(body)), body)
 	}
 }
 
@@ -114,12 +180,13 @@ func TestQueryParametersAreChecked(t *testing.T) {
 // A body is either refused with a field, or it is JSON that the schema allows. Nothing panics.
 func FuzzCheck(f *testing.F) {
 	create := operationOf(f, "createSandbox")
-	for _, seed := range []string{`{"templateID":"a","network":{"rules":1}}`, `{"a":[{}]}`, `1e400`, `{"templateID":"a","timeout":1e3}`, `{"":0}`} {
+	for _, seed := range []string{`{"templateID":"a","network":{"rules":1}}`, `{"a":[{}]}`, `1e400`, `{"templateID":"a","timeout":1e3}`, `{"":0}`, `{"a":{"b":1,"b":[2]}}`, "{\"a\u009b\":1}"} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		var problem *Problem
-		if err := create.Body.Check(raw); err != nil && (!errors.As(err, &problem) || problem.Field == "" || problem.Message == "") {
+		err := create.Body.Check(raw)
+		if err != nil && (!errors.As(err, &problem) || problem.Field == "" || problem.Message == "" || printable.Line(err.Error()) != err.Error()) {
 			t.Fatalf("%q: %v", raw, err)
 		}
 	})

@@ -19,6 +19,8 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 	"golang.org/x/text/language"
 	"golang.org/x/text/message"
+
+	"github.com/berth-sandbox/berth/internal/printable"
 )
 
 // Schema checks a JSON value. It may be used concurrently.
@@ -26,6 +28,7 @@ type Schema struct {
 	compiled *jsonschema.Schema
 	quick    *quick
 	refused  *refusal
+	data     *data
 }
 
 // refusal is what Berth refuses of a property.
@@ -56,12 +59,13 @@ func (s *Schema) Check(raw []byte) error {
 	if err != nil {
 		return &Problem{Field: "body", Message: short(fmt.Sprintf("must be one JSON object: %v", err))}
 	}
-	if at, number := excessive(value); number != "" {
+	var members int
+	if at, text := flawed(value, s.data, &members); text != "" {
 		slices.Reverse(at)
-		return &Problem{
-			Field:   short(cmp.Or(strings.Join(at, "."), "body")),
-			Message: fmt.Sprintf("%s: must be below %.0e and have at most %d characters", short(number), maxNumber, maxDigits),
-		}
+		return &Problem{Field: field(cmp.Or(strings.Join(at, "."), "body")), Message: text}
+	}
+	if members != colons(raw) {
+		return &Problem{Field: field(repeated(raw)), Message: "is there twice; send it once"}
 	}
 	if !s.quick.accepts(value) {
 		if p := s.problem("body", value); p != nil {
@@ -81,30 +85,144 @@ const (
 	maxDigits = 32
 )
 
-// excessive returns a number within a value that is not within the bounds, and where it is, from the
-// inside to the outside; "" for none.
-func excessive(value any) (where []string, number string) {
+// flawed returns what is wrong with a value whatever its schema is, and where that is, from the inside to the
+// outside; "" for nothing. It adds the number of members of all objects, unless something is wrong.
+func flawed(value any, d *data, members *int) (where []string, text string) {
 	switch v := value.(type) {
 	case json.Number:
 		f, err := v.Float64()
 		small := math.Abs(f) < 1/maxNumber && strings.ContainsAny(v.String(), "eE") // it has as many digits as a large one
 		if err != nil || len(v) > maxDigits || math.Abs(f) >= maxNumber || small {
-			return nil, v.String()
+			return nil, fmt.Sprintf("%s: must be below %.0e and have at most %d characters", short(v.String()), maxNumber, maxDigits)
+		}
+	case string:
+		if !d.any() {
+			return nil, unprintable(v)
 		}
 	case []any:
 		for i, one := range v {
-			if where, number = excessive(one); number != "" {
-				return append(where, strconv.Itoa(i)), number
+			if where, text = flawed(one, d.item(), members); text != "" {
+				return append(where, strconv.Itoa(i)), text
 			}
 		}
 	case map[string]any:
+		*members += len(v)
 		for name, one := range v {
-			if where, number = excessive(one); number != "" {
-				return append(where, name), number
+			if text = unprintable(name); text != "" {
+				return []string{name}, "the name of the field: " + text
+			}
+			if where, text = flawed(one, d.property(name), members); text != "" {
+				return append(where, name), text
 			}
 		}
 	}
 	return nil, ""
+}
+
+// unprintable says why a text is refused, "" for one that is not.
+func unprintable(text string) string {
+	if at, r := printable.Unprintable(text); at >= 0 {
+		return fmt.Sprintf("%U at byte %d: control and format characters are refused; remove it", r, at)
+	}
+	return ""
+}
+
+// field is the path of a field, which a client has chosen, for one line.
+func field(path string) string { return short(printable.Line(path)) }
+
+// colons is the number of members of all objects in a valid JSON text: each has one colon outside of strings.
+func colons(raw []byte) (n int) {
+	inString := false
+	for i := 0; i < len(raw); i++ {
+		switch c := raw[i]; {
+		case c == '"':
+			inString = !inString
+		case inString && c == '\\':
+			i++
+		case c == ':' && !inString:
+			n++
+		}
+	}
+	return n
+}
+
+// repeated returns the path of the first member that an object in a valid JSON text has twice. The decoder
+// keeps the last one of them, and a proxy or a person may see the first.
+func repeated(raw []byte) string {
+	type object struct {
+		path string // of itself
+		seen map[string]bool
+		name string // of the member that is read; "" with seen nil: an array
+		key  bool   // a name follows
+		next int    // element of an array
+	}
+	var open []object
+	within := func() string {
+		if len(open) == 0 {
+			return ""
+		}
+		o := &open[len(open)-1]
+		name := o.name
+		if o.seen == nil {
+			name = strconv.Itoa(o.next)
+		}
+		return strings.TrimPrefix(o.path+"."+name, ".")
+	}
+	decoder := json.NewDecoder(bytes.NewReader(raw))
+	for {
+		token, err := decoder.Token()
+		if err != nil {
+			return "body" // not reached: the text is valid, and has a name twice
+		}
+		top := len(open) - 1
+		switch delim, _ := token.(json.Delim); {
+		case delim == '{':
+			open = append(open, object{path: within(), seen: map[string]bool{}, key: true})
+			continue
+		case delim == '[':
+			open = append(open, object{path: within()})
+			continue
+		case delim != 0:
+			open, top = open[:top], top-1
+		case top >= 0 && open[top].key:
+			o := &open[top]
+			o.name, o.key = token.(string), false
+			if o.seen[o.name] {
+				return within()
+			}
+			o.seen[o.name] = true
+			continue
+		}
+		if top >= 0 { // a value has ended
+			open[top].key, open[top].next = open[top].seen != nil, open[top].next+1
+		}
+	}
+}
+
+// data says which strings of a value may have any character: x-berth-data. nil is a value without such strings.
+type data struct {
+	every         bool // this string
+	properties    map[string]*data
+	others, items *data
+}
+
+func (d *data) any() bool { return d != nil && d.every }
+
+func (d *data) item() *data {
+	if d == nil {
+		return nil
+	}
+	return d.items
+}
+
+func (d *data) property(name string) *data {
+	if d == nil {
+		return nil
+	}
+	if listed, ok := d.properties[name]; ok {
+		return listed
+	}
+	return d.others
 }
 
 // short bounds a text that a client has sent.
@@ -160,7 +278,7 @@ func (s *Schema) problem(field string, value any) *Problem {
 	if _, whole := value.(map[string]any); whole && len(at) > 0 {
 		field = cmp.Or(strings.Join(at, "."), `""`) // a property may have an empty name
 	}
-	return &Problem{Field: short(field), Message: short(text)}
+	return &Problem{Field: short(printable.Line(field)), Message: short(text)}
 }
 
 // leaves yields the errors that have no causes.
@@ -300,7 +418,7 @@ func (o *Operation) CheckQuery(values url.Values) error {
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		i := slices.IndexFunc(o.Query, func(p Parameter) bool { return p.Name == name })
 		if i < 0 {
-			return &Problem{Field: short(name), Message: "unknown parameter"}
+			return &Problem{Field: field(name), Message: "unknown parameter"}
 		}
 		if p := o.Query[i].check(values[name]); p != nil {
 			return p
@@ -312,6 +430,9 @@ func (o *Operation) CheckQuery(values url.Values) error {
 func (p Parameter) check(values []string) *Problem {
 	if len(values) > 1 {
 		return &Problem{Field: p.Name, Message: "must be given once"}
+	}
+	if text := unprintable(values[0]); text != "" {
+		return &Problem{Field: p.Name, Message: text}
 	}
 	var value any = values[0]
 	switch p.kind {

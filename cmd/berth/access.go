@@ -193,7 +193,7 @@ func (c *curlCommand) Run(ctx context.Context, o *output) error {
 	if token != "" { // not as an argument, which others on the machine can see
 		args = append(args, "--config", "/dev/fd/3")
 	}
-	if !terminal(o.out) || !terminal(o.err) {
+	if !terminal(o.raw.out) || !terminal(o.raw.err) {
 		args = append(args, "--silent", "--show-error")
 	}
 	rest := c.Args
@@ -201,7 +201,7 @@ func (c *curlCommand) Run(ctx context.Context, o *output) error {
 		rest = rest[1:]
 	}
 	cmd := exec.CommandContext(ctx, "curl", append(append(args, rest...), l.url.String())...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, o.out, o.err
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, o.raw.out, o.raw.err
 	if token != "" {
 		read, write, err := os.Pipe()
 		if err != nil {

@@ -113,7 +113,7 @@ func TestPortForwardPassesHTTPAndWebSocket(t *testing.T) {
 	go func() {
 		var c portForwardCommand
 		c.APIURL, c.Gateway, c.ID, c.Ports, c.RequestTimeout = url, gateway(t), first, ":9000", 1e10
-		done <- c.Run(ctx, &output{write, io.Discard, nil})
+		done <- c.Run(ctx, newOutput(write, io.Discard, nil))
 		write.Close()
 	}()
 	line, err := bufio.NewReader(read).ReadString('\n')

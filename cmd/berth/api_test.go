@@ -14,9 +14,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
 
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/internal/printable"
 )
 
 // The IDs of the sandboxes that the stub knows.
@@ -322,6 +324,38 @@ func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 		all.WriteString("\n")
 	}
 	golden(t, "output", all.String())
+}
+
+// What others have written reaches no terminal, and ends no command, in any format.
+//
+// Invariant: P18
+func TestUnprintableValuesAreEscapedInEveryFormat(t *testing.T) {
+	s, url := serve(t)
+	const evil = "a\u009b2Jb\x7f\u202e\ufffe\x1b]0;\U000e0001c\nd"
+	s.live[0].User, s.live[0].Metadata, s.live[0].TemplateID = evil, map[string]string{evil: evil}, evil
+	s.logs = []openapi.SandboxLogEntry{{Message: evil, Timestamp: noon}}
+	for _, line := range []string{
+		"ls -o wide", "ls -o yaml", "ls -o json", "get " + first + " -o yaml", "get " + first + " -o json", "why " + first + " -o yaml",
+		"diagnose " + first, "diagnose " + first + " -o yaml", "events -o yaml", "events -o wide", "events",
+	} {
+		stdout, stderr, _ := command(t.Context(), append(strings.Fields(line), "--api-url="+url)...)
+		for _, text := range []string{stdout, stderr} {
+			require.Equal(t, printable.Text(text), text, line)
+		}
+		if !strings.HasPrefix(line, "events") {
+			require.Contains(t, stdout, `a\u009b2Jb\u007f\u202e\ufffe\u001b]0;\udb40\udc01c`, line)
+		}
+	}
+	out, err := berth(t, "ls", "-o", "json", "--api-url="+url)
+	require.NoError(t, err)
+	var all []openapi.SandboxRecord
+	require.NoError(t, json.Unmarshal([]byte(out), &all))
+	require.Equal(t, evil, all[0].User, "JSON keeps the value")
+	require.Equal(t, map[string]string{evil: evil}, all[0].Metadata)
+	out, err = berth(t, "ls", "-o", "yaml", "--api-url="+url)
+	require.NoError(t, err)
+	require.NoError(t, yaml.Unmarshal([]byte(out), &all))
+	require.Equal(t, printable.Text(evil), all[0].User)
 }
 
 func TestClaimAndBatchSendTheSameOptions(t *testing.T) {

@@ -68,7 +68,7 @@ func (c *diagnoseCommand) Run(ctx context.Context, o *output) error {
 // report collects lines for people.
 type report struct{ text strings.Builder }
 
-// line adds a line. Control characters in it are replaced.
+// line adds a line. Control characters in it are escaped.
 func (r *report) line(name, format string, args ...any) {
 	if name != "" {
 		name += ":"

@@ -89,7 +89,7 @@ func (c *execCommand) Run(ctx context.Context, o *output) error {
 		return err
 	}
 	defer shut()
-	command := client.Command{Args: c.Args, Envs: c.Env, Dir: c.Workdir, Stdout: o.out, Stderr: o.err}
+	command := client.Command{Args: c.Args, Envs: c.Env, Dir: c.Workdir, Stdout: o.raw.out, Stderr: o.raw.err}
 	if c.Stdin || c.TTY {
 		command.Stdin = os.Stdin
 	}
@@ -251,7 +251,7 @@ func (c *cpCommand) download(ctx context.Context, o *output, a *client.Agent, fr
 	}
 	defer file.Close()
 	if to == "-" {
-		_, err = io.Copy(o.out, file)
+		_, err = io.Copy(o.raw.out, file)
 		return err
 	}
 	if info, err := os.Stat(to); err == nil && !info.Mode().IsRegular() { // such as a named pipe

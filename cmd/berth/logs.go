@@ -8,6 +8,7 @@ import (
 
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/internal/printable"
 )
 
 // Bounds of berth logs. maxLogLines is the API's.
@@ -58,14 +59,14 @@ func (c *logsCommand) Run(ctx context.Context, o *output) error {
 			return err
 		}
 		for _, l := range lines {
-			text := l.Message
-			if terminal(o.out) {
+			text, out := l.Message, o.raw.out
+			if terminal(out) {
 				text = cleanLog(text)
 			}
 			if c.Timestamps {
 				text = l.Timestamp.Format(time.RFC3339Nano) + " " + text
 			}
-			if _, err := fmt.Fprintln(o.out, text); err != nil {
+			if _, err := fmt.Fprintln(out, text); err != nil {
 				return err
 			}
 		}
@@ -85,11 +86,11 @@ func (c *logsCommand) Run(ctx context.Context, o *output) error {
 	}
 }
 
-// cleanLog is clean for a line that may have tabs.
+// cleanLog escapes a line that may have tabs.
 func cleanLog(text string) string {
 	parts := strings.Split(text, "\t")
 	for i := range parts {
-		parts[i] = clean(parts[i])
+		parts[i] = printable.Line(parts[i])
 	}
 	return strings.Join(parts, "\t")
 }

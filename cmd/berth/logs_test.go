@@ -62,7 +62,7 @@ func TestFollowedLogGoesOnUntilTheSandboxEnds(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		c := logsCommand{ID: first, Follow: true, Tail: 1, apiFlags: apiFlags{APIURL: url, RequestTimeout: time.Minute}}
-		done <- c.Run(ctx, &output{write, &stderr, time.Now})
+		done <- c.Run(ctx, newOutput(write, &stderr, time.Now))
 		write.Close()
 	}()
 	line := make([]byte, len("line 0\n"))

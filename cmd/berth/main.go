@@ -25,6 +25,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/internal/printable"
 )
 
 type commands struct {
@@ -58,10 +59,18 @@ type commands struct {
 	Version kong.VersionFlag `help:"Print the version."`
 }
 
-// output is where commands write.
+// output is where commands write. What they write may come from anyone, so out and err show only printable
+// characters. raw is for data, which another program reads, and for what this program has escaped itself.
 type output struct {
 	out, err io.Writer
+	raw      struct{ out, err io.Writer }
 	now      func() time.Time
+}
+
+func newOutput(stdout, stderr io.Writer, now func() time.Time) *output {
+	o := &output{out: printable.Writer(stdout), err: printable.Writer(stderr), now: now}
+	o.raw.out, o.raw.err = stdout, stderr
+	return o
 }
 
 func main() { cli.Main(run) }
@@ -76,7 +85,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	k.BindTo(ctx, (*context.Context)(nil))
-	return k.Run(&output{stdout, stderr, time.Now})
+	return k.Run(newOutput(stdout, stderr, time.Now))
 }
 
 type versionCommand struct{}

@@ -40,7 +40,7 @@ func command(ctx context.Context, args ...string) (stdout, stderr string, err er
 	k, err := cli.Parse(&c, "berth", "", "", args, &out, &errs)
 	if err == nil {
 		k.BindTo(ctx, (*context.Context)(nil))
-		err = k.Run(&output{&out, &errs, func() time.Time { return noon }})
+		err = k.Run(newOutput(&out, &errs, func() time.Time { return noon }))
 	}
 	return out.String(), errs.String(), err
 }

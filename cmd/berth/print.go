@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -15,6 +17,8 @@ import (
 	"golang.org/x/term"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/yaml"
+
+	"github.com/berth-sandbox/berth/internal/printable"
 )
 
 // formatFlags say how a command prints.
@@ -71,18 +75,48 @@ func show[T any](o *output, f formatFlags, v view[T], items []T, answer any) err
 	return v.table(o, f, items, !f.NoHeaders, make([]int, len(v.columns)))
 }
 
+// encode writes an answer as JSON or YAML. In JSON an unprintable character is an escape sequence of JSON. YAML has
+// none that every reader takes, so there the string has the text of that sequence, as a table shows it.
 func encode(w io.Writer, format string, answer any) error {
-	var raw []byte
-	var err error
-	if format == "yaml" {
-		raw, err = yaml.Marshal(answer)
-	} else if raw, err = json.MarshalIndent(answer, "", "  "); err == nil {
-		raw = append(raw, '\n')
+	raw, err := json.MarshalIndent(answer, "", "  ")
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		_, err = w.Write(raw)
+	if raw = append(raw, '\n'); format == "yaml" {
+		var value any
+		decoder := json.NewDecoder(bytes.NewReader(raw))
+		decoder.UseNumber()
+		if err := decoder.Decode(&value); err != nil {
+			return err
+		}
+		if raw, err = json.Marshal(shownIn(value)); err == nil {
+			raw, err = yaml.JSONToYAML(raw)
+		}
+		if err != nil {
+			return err
+		}
 	}
+	_, err = w.Write(printable.JSON(raw))
 	return err
+}
+
+// shownIn returns a decoded JSON value whose strings and names are printable.
+func shownIn(value any) any {
+	switch v := value.(type) {
+	case string:
+		return printable.Text(v)
+	case []any:
+		for i := range v {
+			v[i] = shownIn(v[i])
+		}
+	case map[string]any:
+		for _, name := range slices.Collect(maps.Keys(v)) {
+			one := shownIn(v[name])
+			delete(v, name)
+			v[printable.Text(name)] = one
+		}
+	}
+	return value
 }
 
 // table prints aligned columns, which are at least of these widths, and widens the widths. No line
@@ -105,7 +139,7 @@ func (v view[T]) table(o *output, f formatFlags, items []T, headers bool, width 
 			width[i] = max(width[i], utf8.RuneCountInString(cell))
 		}
 	}
-	coloured := colours(o.out)
+	coloured := colours(o.raw.out)
 	var out strings.Builder
 	for n, row := range rows {
 		var line strings.Builder
@@ -118,7 +152,7 @@ func (v view[T]) table(o *output, f formatFlags, items []T, headers bool, width 
 		}
 		out.WriteString(strings.TrimRight(line.String(), " ") + "\n")
 	}
-	_, err := io.WriteString(o.out, out.String())
+	_, err := io.WriteString(o.raw.out, out.String()) // the cells are printable, and colours are not
 	return err
 }
 
@@ -126,19 +160,9 @@ func (v view[T]) table(o *output, f formatFlags, items []T, headers bool, width 
 func (v view[T]) cells(columns []column[T], item T) []string {
 	row := make([]string, len(columns))
 	for i, c := range columns {
-		row[i] = cmp.Or(clean(c.text(item)), "-")
+		row[i] = cmp.Or(printable.Line(c.text(item)), "-")
 	}
 	return row
-}
-
-// clean replaces control characters, because those of others must not reach the terminal.
-func clean(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-			return '?'
-		}
-		return r
-	}, text)
 }
 
 // terminal reports whether a person sees what is written.

@@ -31,7 +31,7 @@ func TestWatchPrintsOnlyWhatIsNewOrChanged(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var out bytes.Buffer
-		err := watch(ctx, &output{out: &out}, formatFlags{Output: "table"}, watchFlags{Interval: time.Second}, things, func() ([]thing, error) {
+		err := watch(ctx, newOutput(&out, &out, time.Now), formatFlags{Output: "table"}, watchFlags{Interval: time.Second}, things, func() ([]thing, error) {
 			look := looks[0]
 			if looks = looks[1:]; len(looks) == 0 {
 				cancel()
@@ -45,7 +45,7 @@ func TestWatchPrintsOnlyWhatIsNewOrChanged(t *testing.T) {
 
 func TestControlCharactersDoNotReachTheTerminal(t *testing.T) {
 	var out bytes.Buffer
-	err := show(&output{out: &out}, formatFlags{Output: "table", NoHeaders: true}, things, []thing{{"a\x1b[2Jb\u009b", "é", ""}}, nil)
+	err := show(newOutput(&out, &out, time.Now), formatFlags{Output: "table", NoHeaders: true}, things, []thing{{"a\x1b[2Jb\u009b", "é", ""}}, nil)
 	require.NoError(t, err)
-	require.Equal(t, "a?[2Jb?  é  -\n", out.String())
+	require.Equal(t, `a\u001b[2Jb\u009b  é  -`+"\n", out.String())
 }

@@ -98,7 +98,7 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 	case c.AtLeast < 0 || c.AtLeast > c.Count:
 		return usage("--at-least %d: must be 1 to %d, which is --count", c.AtLeast, c.Count)
 	}
-	if terminal(o.err) {
+	if terminal(o.raw.err) {
 		notice := time.AfterFunc(time.Second, func() {
 			fmt.Fprintf(o.err, "waiting up to %v for a warm pod of %s\n", c.Wait, c.Pool)
 		})

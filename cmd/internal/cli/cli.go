@@ -21,6 +21,7 @@ import (
 	"golang.org/x/term"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/berth-sandbox/berth/internal/printable"
 	"github.com/berth-sandbox/berth/internal/version"
 )
 
@@ -107,7 +108,7 @@ func Version() string {
 // Main runs a command until it returns; SIGTERM and SIGINT end its context. If it fails, the
 // process ends with the error on stderr and the status of WithExitCode, or 1.
 func Main(run func(ctx context.Context, args []string, stdout, stderr io.Writer) error) {
-	main(run, func(w io.Writer, err error) { fmt.Fprintln(w, "error:", err) })
+	main(run, func(w io.Writer, err error) { fmt.Fprintln(printable.Writer(w), "error:", err) })
 }
 
 // MainOfService is Main for a program that writes a log. The error is the last line of the log,
@@ -160,10 +161,10 @@ func newLogger(level zapcore.Level, w io.Writer) *zap.Logger {
 	encoder := zapcore.NewJSONEncoder(config)
 	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		config.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
-		config.EncodeLevel = zapcore.CapitalColorLevelEncoder
+		config.EncodeLevel = zapcore.CapitalLevelEncoder // colours would be escaped, as all that a client has sent is
 		encoder = zapcore.NewConsoleEncoder(config)
 	}
-	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), level))
+	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(printable.Writer(w))), level))
 }
 
 // Loopback reports whether only this machine can reach the address, a host:port.

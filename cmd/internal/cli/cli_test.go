@@ -13,8 +13,10 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/internal/printable"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -95,6 +97,22 @@ func TestLoggerWritesJSONFromItsLevel(t *testing.T) {
 	require.NoError(t, err)
 	_, err = cli.Logger("loud", &out)
 	require.ErrorContains(t, err, "--log-level")
+}
+
+// kubectl logs shows a terminal what is in a log, which may be a client's.
+//
+// Invariant: P18
+func TestLogsHaveNoCharacterThatTerminalsObey(t *testing.T) {
+	const evil = "x\u009b2J\x7f\u202e\u2028\U000e0001\x1b[2J"
+	var out bytes.Buffer
+	log, err := cli.Logger("info", &out)
+	require.NoError(t, err)
+	log.Info(evil, zap.String("requestID", evil))
+	require.Equal(t, printable.Text(out.String()), out.String())
+	var line struct{ Msg, RequestID string }
+	require.NoError(t, json.Unmarshal(out.Bytes(), &line), out.String())
+	require.Equal(t, evil, line.Msg)
+	require.Equal(t, evil, line.RequestID)
 }
 
 // The error that ends a service must be in its log.
