@@ -70,18 +70,39 @@ func TestDevServerReloadsInChromiumThroughEnvoy(t *testing.T) {
 
 	plain, _ := e.claimOf(pool.Name, `"timeout":300`)
 	e.browse("refused", "URL="+e.urlOf(port, plain.SandboxID))
-	masked, _ := e.claimOf(pool.Name, `"timeout":300,"network":{"maskRequestHost":"localhost:${PORT}"}`)
-	e.browse("reload", "URL="+e.urlOf(port, masked.SandboxID), "FILE="+filepath.Join(project, "greeting.js"))
+	// It is private, so that the page, its modules and its WebSocket need the cookie.
+	masked, _ := e.claimOf(pool.Name, `"timeout":300,"access":"token","network":{"maskRequestHost":"localhost:${PORT}"}`)
+	e.browse("reload", "URL="+e.linkTo(port, masked.SandboxID, "/"), "FILE="+filepath.Join(project, "greeting.js"))
 }
 
 func TestLinkOpensAPrivateSandboxInChromium(t *testing.T) {
 	e := withBrowser(t, 1)
 	s, _ := e.claimOf(e.pool, `"timeout":300,"access":"token"`)
-	a := e.api(http.MethodPost, "/v1/sandboxes/"+s.SandboxID+"/links", `{"port":8080,"path":"/hello"}`)
-	require.Equal(t, http.StatusCreated, a.code, a.body)
+	e.browse("link", "URL="+e.urlOf(8080, s.SandboxID), "OTHER_PORT="+e.urlOf(8081, s.SandboxID), "LINK="+e.linkTo(8080, s.SandboxID, "/hello"))
+}
+
+// linkTo makes a link that opens a path of a port.
+func (e *env) linkTo(port int, id, path string) string {
+	e.t.Helper()
+	a := e.api(http.MethodPost, "/v1/sandboxes/"+id+"/links", fmt.Sprintf(`{"port":%d,"path":%q}`, port, path))
+	require.Equal(e.t, http.StatusCreated, a.code, a.body)
 	var link openapi.Link
-	require.NoError(t, json.Unmarshal([]byte(a.body), &link))
-	e.browse("link", "URL="+e.urlOf(8080, s.SandboxID), "OTHER_PORT="+e.urlOf(8081, s.SandboxID), "LINK="+link.URL)
+	require.NoError(e.t, json.Unmarshal([]byte(a.body), &link))
+	return link.URL
+}
+
+// Invariant: P15
+func TestSiblingUsesNoCookieOfAPersonInChromium(t *testing.T) {
+	e := withBrowser(t, 3)
+	sibling := e.claim()
+	mine, _ := e.claimOf(e.pool, `"timeout":300,"access":"token"`)
+	masked, _ := e.claimOf(e.pool, `"timeout":300,"access":"token","network":{"maskRequestHost":"localhost:${PORT}"}`)
+	links, err := json.Marshal(map[string]string{
+		"MINE": e.linkTo(8080, mine.SandboxID, "/"), "API": e.linkTo(8081, mine.SandboxID, "/"), "MASKED": e.linkTo(8080, masked.SandboxID, "/"),
+	})
+	require.NoError(t, err)
+	e.browse("siblings", "LINKS="+string(links), "SIBLING="+e.urlOf(8080, sibling.SandboxID), "MINE="+e.urlOf(8080, mine.SandboxID),
+		"API="+e.urlOf(8081, mine.SandboxID), "MASKED="+e.urlOf(8080, masked.SandboxID))
 }
 
 func TestPagesSpeakToPeopleInChromium(t *testing.T) {

@@ -227,6 +227,37 @@ func TestLinkOpensASandboxInABrowser(t *testing.T) {
 		e.requireOnly(t, 403, "", func() answer { return e.do(e.request(e.host("other"), "/", http.Header{"Cookie": {own}})) })
 		e.requireOnly(t, 403, "", func() answer { return e.do(e.request(e.host("other"), link, nil)) })
 	})
+	t.Run("not by header", func(t *testing.T) {
+		e.requireOnly(t, 403, "", func() answer {
+			return e.do(e.request(gatewayHost, "/", http.Header{"Cookie": {own}, "X-Sandbox-Id": {"secret"}, "X-Sandbox-Port": {fmt.Sprint(port)}}))
+		})
+	})
+	t.Run("not by path", func(t *testing.T) {
+		e.requireOnly(t, 403, "", func() answer {
+			return e.do(e.request(sandboxDomain, fmt.Sprintf("/sandboxes/secret/%d/", port), http.Header{"Cookie": {own}}))
+		})
+	})
+	t.Run("not for the page of another sandbox", func(t *testing.T) {
+		for _, r := range []struct {
+			origin, site string
+			code         int
+			to           string
+		}{
+			{"https://" + host, "same-origin", 200, "def"}, {"https://1-secret." + sandboxDomain + ":1", "same-site", 200, "def"},
+			{"https://" + e.host("def"), "same-site", 403, ""},
+		} {
+			e.requireOnly(t, r.code, r.to, func() answer {
+				return e.do(e.request(host, "/", http.Header{
+					"Cookie": {own}, "Origin": {r.origin}, "Sec-Fetch-Site": {r.site}, "Sec-Fetch-Mode": {"cors"}, "Sec-Fetch-Dest": {"empty"},
+				}))
+			})
+			a := e.webSocket(t, host, "/", http.Header{"Cookie": {own}, "Origin": {r.origin}})
+			require.Equal(t, r.code == 403, a.code == 403, "the handshake of a WebSocket: %d", a.code)
+			a = e.h2(":method", "CONNECT", ":protocol", "websocket", ":scheme", "http", ":path", "/", ":authority", host,
+				"sec-websocket-version", "13", "cookie", own, "origin", r.origin)
+			require.Equal(t, r.code == 403, a.code == 403, "over HTTP/2: %d", a.code)
+		}
+	})
 	t.Run("not seen by a public sandbox either", func(t *testing.T) {
 		seen := e.do(e.request(e.host("def"), "/", http.Header{"Cookie": {"a=b; " + own}})).seen(t)
 		require.Equal(t, "a=b", seen.Header.Get("Cookie"))

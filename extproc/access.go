@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -60,9 +61,14 @@ func (d *decider) access(r *request, t Target, port uint16, terms *routecache.Te
 		case opens && r.key.n == 1:
 			return nil, nil
 		}
-	case r.cookie.n == 1 && secret.IsCookie(t.ID.String(), port, string(r.cookie.first), time.Now()):
-		return nil, nil
 	case port == sandboxaccess.AgentPort && isAgentToken(secret, t, r):
+		return nil, nil
+	case r.cookie.n == 1 && !d.o.Hosts.shared(r) &&
+		secret.IsCookie(t.ID.String(), port, string(r.cookie.first), time.Now()):
+		if !d.o.Hosts.ownPage(r, t.ID) {
+			return nil, t.refuse(apierror.AccessDenied, "this request comes from another page than the sandbox's own: a link opens "+
+				"the sandbox for its own pages, and for a person who opens one of them")
+		}
 		return nil, nil
 	}
 	return nil, t.denied()
@@ -105,14 +111,45 @@ func (d *decider) agentAccess(r *request, t Target, terms *routecache.Terms) *ap
 		"answer to the claim in the header "+sandboxaccess.AgentHeader)
 }
 
-// linkOf returns the path and query of a request for a link, or "". A gateway host has no links:
-// all sandboxes would share the cookie.
+// shared reports whether the host of a request is that of all sandboxes. It has no links and no cookies of them:
+// pages of all sandboxes would be of one origin.
+func (h *Hosts) shared(r *request) bool {
+	host, _ := hostName(r.authority)
+	return h.gateway(host)
+}
+
+// ownPage reports whether a request that only the cookie opens comes from a page of the sandbox, at any of its ports,
+// from no page at all, or from a person who follows a link. A browser sends the cookie with requests of other sandboxes'
+// pages too, because all sandboxes are of one site to it (SameSite). No page can choose these headers.
+func (h *Hosts) ownPage(r *request, id sandboxid.Key) bool {
+	if len(r.fetchSite) == 0 || string(r.fetchMode) == "websocket" { // browsers send Origin with every WebSocket
+		return len(r.origin) == 0 || h.originOf(r, id)
+	}
+	if site := string(r.fetchSite); site == "same-origin" || site == "none" || h.originOf(r, id) {
+		return true
+	}
+	return (string(r.method) == http.MethodGet || string(r.method) == http.MethodHead) &&
+		string(r.fetchMode) == "navigate" && string(r.fetchDest) == "document"
+}
+
+// originOf reports whether Origin names a host of the sandbox.
+func (h *Hosts) originOf(r *request, id sandboxid.Key) bool {
+	_, authority, found := bytes.Cut(r.origin, []byte("://"))
+	host, ok := hostName(authority)
+	if !found || !ok {
+		return false
+	}
+	t, refusal := h.byHost(host, authority)
+	return refusal == nil && t.foreign == "" && t.ID == id
+}
+
+// linkOf returns the path and query of a request for a link, or "".
 func (d *decider) linkOf(r *request) string {
 	if path, _, _ := bytes.Cut(r.link, []byte("?")); string(path) != sandboxaccess.LinkPath ||
 		string(r.method) != http.MethodGet && string(r.method) != http.MethodHead {
 		return ""
 	}
-	if host, _ := hostName(r.authority); d.o.Hosts.gateway(host) {
+	if d.o.Hosts.shared(r) {
 		return ""
 	}
 	return string(r.link)

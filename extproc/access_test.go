@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"strings"
@@ -84,6 +85,7 @@ func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
 		"by header, without":          {request{authority: []byte(domain), e2bID: one("abc"), e2bPort: one("8080")}, denied, denied, open, denied},
 		"by header, with the token":   {request{authority: []byte(domain), e2bID: one("abc"), e2bPort: one("8080"), token: one(token)}, open, denied, open, denied},
 		"the default port":            {request{authority: []byte("abc." + domain), cookie: one(cookie)}, open, open, open, denied},
+		"by header, with the cookie":  {request{authority: []byte(domain), e2bID: one("abc"), e2bPort: one("8080"), cookie: one(cookie)}, denied, denied, open, denied},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if len(c.request.authority) == 0 {
@@ -123,6 +125,94 @@ func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
 			require.Equal(t, denied, refusal.Reason)
 		}
 	})
+}
+
+// Browsers send the cookie with requests that pages of other sandboxes make, because all are of one site.
+//
+// Invariant: P15
+func TestCookieOpensASandboxForItsOwnPagesOnly(t *testing.T) {
+	k := accessKey(t)
+	cookie := k.Secret("abc").Cookie("abc", 8080, time.Now().Add(time.Hour))
+	const own, sibling, elsewhere = "https://8080-abc." + domain, "https://8080-abd." + domain, "https://evil.example"
+	for name, c := range map[string]struct {
+		method, site, mode, dest, origin string
+		opens                            bool
+	}{
+		"a program":                            {opens: true},
+		"typed":                                {site: "none", mode: "navigate", dest: "document", opens: true},
+		"typed, a POST that is loaded again":   {method: "POST", site: "none", mode: "navigate", dest: "document", origin: "null", opens: true},
+		"a script of the page":                 {site: "same-origin", mode: "cors", dest: "empty", opens: true},
+		"its POST":                             {method: "POST", site: "same-origin", mode: "cors", dest: "empty", origin: own, opens: true},
+		"its POST under no-referrer":           {method: "POST", site: "same-origin", mode: "navigate", dest: "document", origin: "null", opens: true},
+		"its frame":                            {site: "same-origin", mode: "navigate", dest: "iframe", opens: true},
+		"a script of another port":             {site: "same-site", mode: "cors", dest: "empty", origin: "https://3000-abc." + domain, opens: true},
+		"its POST, at another listener":        {method: "POST", site: "same-site", mode: "cors", dest: "empty", origin: "http://3000-ABC." + domain + ":8443", opens: true},
+		"a script of the default port":         {site: "same-site", mode: "cors", dest: "empty", origin: "https://abc." + domain, opens: true},
+		"a script with a client ID":            {site: "same-site", mode: "cors", dest: "empty", origin: "https://8080-abc-6532622b." + domain, opens: true},
+		"an image of another port":             {site: "same-site", mode: "no-cors", dest: "image"},
+		"a link of a sibling":                  {site: "same-site", mode: "navigate", dest: "document", opens: true},
+		"a link of another site":               {site: "cross-site", mode: "navigate", dest: "document", opens: true},
+		"HEAD of a link":                       {method: "HEAD", site: "same-site", mode: "navigate", dest: "document", opens: true},
+		"a script of a sibling":                {site: "same-site", mode: "cors", dest: "empty", origin: sibling},
+		"its POST without CORS":                {method: "POST", site: "same-site", mode: "no-cors", dest: "empty", origin: sibling},
+		"its GET without CORS":                 {site: "same-site", mode: "no-cors", dest: "empty"},
+		"a form of a sibling":                  {method: "POST", site: "same-site", mode: "navigate", dest: "document", origin: sibling},
+		"its form under no-referrer":           {method: "POST", site: "same-site", mode: "navigate", dest: "document", origin: "null"},
+		"a frame of a sibling":                 {site: "same-site", mode: "navigate", dest: "iframe"},
+		"an object of a sibling":               {site: "same-site", mode: "navigate", dest: "object"},
+		"an image of a sibling":                {site: "same-site", mode: "no-cors", dest: "image"},
+		"a document that is not navigated to":  {site: "same-site", mode: "no-cors", dest: "document"},
+		"a script of another site":             {site: "cross-site", mode: "cors", dest: "empty", origin: elsewhere},
+		"a site that no browser names":         {site: "own", mode: "cors", dest: "empty"},
+		"an older browser, of the page":        {method: "POST", origin: own, opens: true},
+		"an older browser, of a sibling":       {method: "POST", origin: sibling},
+		"an older browser, of another site":    {method: "POST", origin: elsewhere},
+		"an older browser, of no origin":       {method: "POST", origin: "null"},
+		"a WebSocket of the page":              {origin: own, opens: true},
+		"a WebSocket of another port":          {origin: "https://3000-abc." + domain, opens: true},
+		"a WebSocket of a sibling":             {origin: sibling},
+		"a WebSocket of a program":             {mode: "websocket", opens: true},
+		"a WebSocket, told so, of the page":    {site: "same-origin", mode: "websocket", dest: "websocket", origin: own, opens: true},
+		"a WebSocket, told so, of a sibling":   {site: "same-site", mode: "websocket", dest: "websocket", origin: sibling},
+		"a WebSocket, told so, of nobody":      {site: "same-origin", mode: "websocket", dest: "websocket", origin: "null"},
+		"an origin at the domain":              {origin: "https://" + domain},
+		"an origin below the sandbox":          {origin: "https://x.8080-abc." + domain},
+		"an origin that begins like it":        {origin: own + ".evil.example"},
+		"an origin that ends like it":          {origin: "https://evil8080-abc." + domain},
+		"an origin with credentials":           {origin: "https://8080-abc." + domain + "@evil.example"},
+		"an origin with its name as user":      {origin: "https://evil.example@8080-abc." + domain},
+		"two origins":                          {origin: own + " " + sibling},
+		"an origin without a scheme":           {origin: "8080-abc." + domain},
+		"an origin with a path":                {origin: own + "/"},
+		"an origin of an ID that is none":      {origin: "https://8080-UPPER_." + domain},
+		"an origin of a sandbox of no such ID": {origin: "https://8080-" + strings.Repeat("a", 57) + "." + domain},
+		"an origin with a port that is none":   {origin: own + ":x"},
+		"an origin of a port that is none":     {origin: "https://99999-abc." + domain},
+		"an extension of the browser":          {origin: "chrome-extension://abcdefghijklmnop"},
+		"an empty origin":                      {origin: "https://"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := request{
+				authority: []byte("8080-abc." + domain), method: []byte(cmp.Or(c.method, "GET")), cookie: one(cookie),
+				fetchSite: []byte(c.site), fetchMode: []byte(c.mode), fetchDest: []byte(c.dest), origin: []byte(c.origin),
+			}
+			decide := func(r request) *apierror.Error {
+				_, refusal := always(private(t, routecache.Token), nil).withKeys().decider().decide(t.Context(), &r, unheld)
+				return refusal
+			}
+			if refusal := decide(r); c.opens {
+				require.Nil(t, refusal)
+			} else {
+				require.Equal(t, apierror.AccessDenied, refusal.Reason)
+				require.Contains(t, refusal.Message, "another page")
+			}
+			// A page does not know the token. Who sends it may send anything.
+			r.token = one(k.Token("abc"))
+			require.Nil(t, decide(r))
+			r.token, r.cookie = values{}, one("wrong")
+			require.Equal(t, decide(request{authority: r.authority, method: r.method}), decide(r), "a wrong cookie is told apart")
+		})
+	}
 }
 
 // Invariant: P16

@@ -21,9 +21,11 @@ type request struct {
 	token, agentToken, cookie, key values
 	// link is the path with query of a request for a link.
 	link []byte
-	// Headers that select the form of a refusal. html: the client accepts pages.
-	html                   bool
-	fetchMode, contentType []byte
+	// Headers that say which page of a browser a request comes from, and for what. No script can set them.
+	fetchSite, fetchMode, fetchDest, origin []byte
+	// Headers that select the form of a refusal, with fetchMode. html: the client accepts pages.
+	html        bool
+	contentType []byte
 }
 
 // values are the values of a header that may be sent several times. No decision rests on any value but
@@ -73,8 +75,14 @@ func readHeaders(headers []wire.Header) request {
 			r.link = value
 		case "accept":
 			r.html = r.html || bytes.Contains(value, []byte("text/html"))
+		case "sec-fetch-site":
+			r.fetchSite = value
 		case "sec-fetch-mode":
 			r.fetchMode = value
+		case "sec-fetch-dest":
+			r.fetchDest = value
+		case "origin":
+			r.origin = value
 		case "content-type":
 			r.contentType = value
 		}
