@@ -125,7 +125,8 @@ func TestKeyOfTheTeamOpensItsSandboxesOnly(t *testing.T) {
 		request string
 		code    int
 		to      string
-		sees    []string // what the pod sees of X-API-Key
+		// What the pod sees of X-API-Key, and of Authorization.
+		sees, authorization []string
 	}{
 		"no key":                       {request: get(host), code: 403},
 		"the key":                      {request: get(host, right), code: 200, to: "def"},
@@ -139,6 +140,12 @@ func TestKeyOfTheTeamOpensItsSandboxesOnly(t *testing.T) {
 		"with underscores":             {request: get(host, "X_API_Key: "+own), code: 403},
 		"in the header of Envoy":       {request: get(host, "X-Berth-Key: "+own), code: 403},
 		"as bearer token":              {request: get(host, "Authorization: Bearer "+own), code: 403},
+		"as bearer, and the key":       {request: get(host, right, "Authorization: Bearer "+own), code: 200, to: "def"},
+		"as bearer, public":            {request: get(e.host("def"), "Authorization: Bearer "+own), code: 200, to: "def"},
+		"in lower case, with a tab":    {request: get(e.host("def"), "authorization: bearer\t "+own), code: 200, to: "def"},
+		"as bearer, after another":     {request: get(e.host("def"), "Authorization: Basic YTpi", "Authorization: Bearer "+own), code: 200, to: "def"},
+		"another bearer token":         {request: get(e.host("def"), "Authorization: Bearer eyJ.e2b_a"), code: 200, to: "def", authorization: []string{"Bearer eyJ.e2b_a"}},
+		"an access token of E2B":       {request: get(e.host("def"), "Authorization: Bearer sk_e2b_a"), code: 200, to: "def", authorization: []string{"Bearer sk_e2b_a"}},
 		"hop by hop":                   {request: get(host, right, "Connection: x-api-key"), code: 403},
 		"at a gateway host, by header": {request: get(gatewayHost, "X-Sandbox-Id: team", right), code: 200, to: "def"},
 		"by path":                      {request: strings.Replace(get(gatewayHost, right), "/p", fmt.Sprintf("/sandboxes/team/%d/p", e.port), 1), code: 200, to: "def"},
@@ -153,6 +160,7 @@ func TestKeyOfTheTeamOpensItsSandboxesOnly(t *testing.T) {
 				a := e.answer(c.request)
 				if a.code == http.StatusOK {
 					require.Equal(t, c.sees, a.seen(t).Header["X-Api-Key"])
+					require.Equal(t, c.authorization, a.seen(t).Header["Authorization"])
 					if c.to == "def" || c.sees != nil {
 						require.NotContains(t, a.body, own, "the pod saw the key")
 					}
@@ -178,6 +186,7 @@ func TestLinkOpensASandboxInABrowser(t *testing.T) {
 	require.Equal(t, http.StatusSeeOther, a.code, a.body)
 	require.Equal(t, "/a?b=c", a.header.Get("Location"))
 	require.Equal(t, "no-store", a.header.Get("Cache-Control"))
+	require.Equal(t, []string{"nosniff"}, a.header["X-Content-Type-Options"])
 	cookies := (&http.Response{Header: a.header}).Cookies()
 	require.Len(t, cookies, 1)
 	require.True(t, cookies[0].Secure && cookies[0].HttpOnly && cookies[0].Path == "/" && cookies[0].Domain == "", cookies[0])
@@ -207,6 +216,14 @@ func TestLinkOpensASandboxInABrowser(t *testing.T) {
 	} {
 		t.Run(name+" of 50 KiB", func(t *testing.T) {
 			e.do(e.request(host, "/", http.Header{"Cookie": {sent}})).seen(t)
+		})
+	}
+	for name, sent := range map[string]string{
+		"spaces": "a" + spaces + "e", "letters": strings.Repeat("a", 50<<10), "both": strings.Repeat("a ", 25<<10) + "e2b", "commas": strings.Repeat(",a", 25<<10),
+	} {
+		t.Run("Authorization with "+name+" of 50 KiB", func(t *testing.T) {
+			seen := e.do(e.request(host, "/", http.Header{"Cookie": {own}, "Authorization": {sent}})).seen(t)
+			require.Equal(t, sent, seen.Header.Get("Authorization"))
 		})
 	}
 	t.Run("in one of two lines", func(t *testing.T) {

@@ -121,6 +121,7 @@ func TestEnvoysOwnAnswersHaveBerthsForm(t *testing.T) {
 				require.Equal(t, kind.Code, a.code, a.body)
 				require.Equal(t, string(c.reason), a.header.Get(envoy.ReasonHeader))
 				require.Equal(t, "no-store", a.header.Get("Cache-Control"))
+				require.Equal(t, "nosniff", a.header.Get("X-Content-Type-Options"))
 				require.Equal(t, kind.RetryAfter > 0, a.header.Get("Retry-After") != "")
 				return a
 			}
@@ -328,6 +329,7 @@ func TestRouterAnswersPassUnchanged(t *testing.T) {
 			require.Equal(t, c.code, a.code, a.body)
 			require.Equal(t, string(c.reason), a.header.Get(envoy.ReasonHeader))
 			require.Equal(t, "no-store", a.header.Get("Cache-Control"))
+			require.Equal(t, "nosniff", a.header.Get("X-Content-Type-Options"))
 			require.Contains(t, a.body, c.body)
 			require.Equal(t, apierror.KindOf(c.reason).RetryAfter > 0, a.header.Get("Retry-After") != "")
 			if c.html {

@@ -324,7 +324,7 @@ func TestLinkIsAnsweredWithACookieForItsPort(t *testing.T) {
 		require.Equal(t, " Path=/; Max-Age=3600; Secure; HttpOnly; SameSite=Lax", attributes)
 		reply := redirected(a.redirect)
 		require.EqualValues(t, 303, reply.GetImmediateResponse().GetStatus().GetCode())
-		require.Equal(t, map[string]string{"location": "/a?b", "set-cookie": a.redirect.cookie, "cache-control": "no-store"},
+		require.Equal(t, map[string]string{"location": "/a?b", "set-cookie": a.redirect.cookie, "cache-control": "no-store", "x-content-type-options": "nosniff"},
 			headersSet(reply.GetImmediateResponse()))
 		require.NotContains(t, reply.GetDynamicMetadata().GetFields()["berth"].GetStructValue().GetFields(), "dst")
 

@@ -57,6 +57,7 @@ func redirected(r *redirect) *extprocv3.ProcessingResponse {
 			Status: &typev3.HttpStatus{Code: typev3.StatusCode_SeeOther},
 			Headers: &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{
 				setHeader("location", r.to), setHeader("set-cookie", r.cookie), setHeader("cache-control", "no-store"),
+				setHeader("x-content-type-options", "nosniff"),
 			}},
 			Details: "berth_" + linkReason,
 		}},
@@ -88,6 +89,7 @@ func refused(e *apierror.Error, to client, e2bStatuses bool) *extprocv3.Processi
 	headers := []*corev3.HeaderValueOption{
 		setHeader(envoy.ReasonHeader, string(answer.Reason)),
 		setHeader("cache-control", "no-store"), // 404, 405 and 410 are cacheable by default (RFC 9110, section 15.1)
+		setHeader("x-content-type-options", "nosniff"),
 	}
 	if contentType != "" {
 		headers = append(headers, setHeader("content-type", contentType))

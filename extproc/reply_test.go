@@ -36,7 +36,7 @@ func TestRefusalIsTheDocumentedJSON(t *testing.T) {
 		"code": 503.0, "reason": "router_not_ready", "message": `say "please"`, "sandboxID": "abc", "requestID": "req\ufffd-1",
 	}, body)
 	require.Equal(t, map[string]string{
-		"content-type": "application/json", "x-berth-reason": "router_not_ready", "retry-after": "1", "cache-control": "no-store",
+		"content-type": "application/json", "x-berth-reason": "router_not_ready", "retry-after": "1", "cache-control": "no-store", "x-content-type-options": "nosniff",
 	}, headersSet(reply))
 }
 

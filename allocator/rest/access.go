@@ -1,11 +1,13 @@
 package rest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -43,7 +45,7 @@ func (a *api) accessOf(request *openapi.NewSandbox, b *core.Binding) error {
 		return notImplemented("access: %v needs a key of the cluster; start the allocators with --access-key-file", max(b.Access, floor))
 	}
 	if b.MaskHost = deref(network.MaskRequestHost, ""); b.MaskHost != "" && !validMask(b.MaskHost) {
-		return invalid("network.maskRequestHost: %q: must be a host with an optional port, such as localhost:${PORT}", b.MaskHost)
+		return invalid("network.maskRequestHost: %q: must be a host with an optional port of 1 to 65535, such as localhost:${PORT}", b.MaskHost)
 	}
 	for _, port := range network.HTTPSPorts {
 		b.HTTPSPorts = append(b.HTTPSPorts, uint16(port))
@@ -54,12 +56,17 @@ func (a *api) accessOf(request *openapi.NewSandbox, b *core.Binding) error {
 }
 
 // maskedHost matches a host name or an address, with an optional port.
-var maskedHost = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
+var maskedHost = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?$`)
 
 // validMask reports whether a mask is a host for every port.
 func validMask(mask string) bool {
 	longest := strings.ReplaceAll(mask, "${PORT}", "65535")
-	return len(longest) <= 253 && maskedHost.MatchString(longest)
+	parts := maskedHost.FindStringSubmatch(longest)
+	if len(longest) > 253 || parts == nil {
+		return false
+	}
+	port, err := strconv.ParseUint(cmp.Or(parts[3], "1"), 10, 16)
+	return err == nil && port != 0
 }
 
 // withCredentials adds to an answer what opens a sandbox that is not public, and its agent. A caller that may only

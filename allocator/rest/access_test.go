@@ -84,7 +84,7 @@ func TestClaimChoosesAccessWithinItsPool(t *testing.T) {
 func TestMaskAndHTTPSPortsAreChecked(t *testing.T) {
 	for mask, ok := range map[string]bool{
 		"localhost": true, "localhost:${PORT}": true, "localhost:3000": true, "127.0.0.1:${PORT}": true, "[::1]:${PORT}": true, "${PORT}.local": true, "": true,
-		"localhost:": false, "localhost:x": false, "a b": false, "a\nb": false, "a/b": false, "a@b": false, "a,b": false, "http://a": false, "${port}": false,
+		"a:65535": true, "a:99999": false, "a:65536": false, "a:0": false, "[::1]:65536": false, "a:1${PORT}": false, "localhost:": false, "localhost:x": false, "a b": false, "a\nb": false, "a/b": false, "a@b": false, "a,b": false, "http://a": false, "${port}": false,
 		"localhost:${PORT}0": false, "localhost:${PORT": false, strings.Repeat("a", 254): false, "é": false,
 	} {
 		raw, err := json.Marshal(mask)

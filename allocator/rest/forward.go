@@ -67,6 +67,10 @@ func newForwarder(dialTLS dial, log *zap.Logger) *httputil.ReverseProxy {
 			// Accept-Encoding passes unchanged.
 			DisableCompression: true,
 		},
+		ModifyResponse: func(r *http.Response) error {
+			r.Header.Del("X-Content-Type-Options") // this replica's own server sets it
+			return nil
+		},
 		ErrorLog: zap.NewStdLog(log),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			if errors.Is(err, context.Canceled) {

@@ -110,9 +110,12 @@ func (w withoutHandshakes) Write(line []byte) (int, error) {
 // Addr is the bound address.
 func (s *HTTPServer) Addr() net.Addr { return s.listener.Addr() }
 
-// Serve answers until Stop and then returns nil.
+// Serve answers until Stop and then returns nil. Every answer tells browsers to believe its content type.
 func (s *HTTPServer) Serve(h http.Handler) error {
-	s.server.Handler = h
+	s.server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		h.ServeHTTP(w, r)
+	})
 	if err := s.server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("%s: %w", s.name, err)
 	}

@@ -49,6 +49,17 @@ func code(t *testing.T, c net.Conn) int {
 // closed waits until the server has closed the connection.
 func closed(c net.Conn) { _, _ = io.Copy(io.Discard, c) }
 
+func TestAnswersForbidBrowsersToGuessTypes(t *testing.T) {
+	onPipes(t, 10, func(http.ResponseWriter, *http.Request) {}, func(t *testing.T, connect func() net.Conn) {
+		c := connect()
+		send(t, c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+		answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+		require.NoError(t, err)
+		defer answer.Body.Close()
+		require.Equal(t, []string{"nosniff"}, answer.Header["X-Content-Type-Options"])
+	})
+}
+
 func TestEveryCallHasDeadlines(t *testing.T) {
 	const get = "GET / HTTP/1.1\r\nHost: a\r\n"
 	for name, c := range map[string]struct {
