@@ -96,6 +96,76 @@ func TestClaimAnsweredDuringCancellationIsReleased(t *testing.T) {
 	}
 }
 
+// Without an idempotency key nobody can ask for the sandboxes again.
+// Invariant: P3
+func TestClaimThatNobodyTakesIsReleased(t *testing.T) {
+	both := []core.Sandbox{{Binding: core.Binding{ID: "k3x9"}}, {Binding: core.Binding{ID: "m4y8"}}}
+	for name, c := range map[string]struct {
+		claim  func(context.Context, *Allocator) error
+		answer func(token uint64) core.Effect
+		ids    []string
+	}{
+		"one sandbox": {
+			func(ctx context.Context, a *Allocator) error {
+				_, err := a.Claim(ctx, poolKey.Name, core.Claim{})
+				return err
+			},
+			func(token uint64) core.Effect { return core.Claimed{Token: token, Sandbox: both[0]} },
+			[]string{"k3x9"},
+		},
+		"a batch": {
+			func(ctx context.Context, a *Allocator) error {
+				_, _, err := a.ClaimBatch(ctx, poolKey.Name, core.Claim{Count: 2})
+				return err
+			},
+			func(token uint64) core.Effect { return core.BatchClaimed{Token: token, Sandboxes: both} },
+			[]string{"k3x9", "m4y8"},
+		},
+	} {
+		released := func(t *testing.T, tm *term) {
+			t.Helper()
+			for _, id := range c.ids {
+				synctest.Wait()
+				select {
+				case ev := <-tm.loop.in:
+					require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: id, Reason: core.ReasonCanceled}, ev)
+				default:
+					require.Fail(t, "it is not released", id)
+				}
+			}
+		}
+		t.Run(name+", the caller goes before the answer", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, tm := leading(t)
+				tm.other = newWorkers(zap.NewNop())
+				ended := make(chan struct{})
+				ctx, cancel := context.WithCancel(t.Context())
+				go func() { tm.other.run(ctx, 1); close(ended) }()
+				defer func() { cancel(); <-ended }()
+				tm.do(c.answer(7))
+				released(t, tm)
+			})
+		})
+		t.Run(name+", the caller goes with the answer", func(t *testing.T) {
+			for lost := false; !lost; { // the runtime chooses which of the two counts
+				synctest.Test(t, func(t *testing.T) {
+					a, tm := leading(t)
+					ctx, cancel := context.WithCancel(t.Context())
+					done := make(chan error, 1)
+					go func() { done <- c.claim(ctx, a) }()
+					token := (<-tm.loop.in).(core.Claim).Token
+					cancel()
+					delivered := tm.answers.deliver(token, c.answer(token))
+					if err := <-done; err != nil && delivered {
+						lost = true
+						released(t, tm)
+					}
+				})
+			}
+		})
+	}
+}
+
 func TestCallsFailWithNotLeaderWhenTheTermEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, tm := leading(t)

@@ -3,10 +3,13 @@ package allocator
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 )
@@ -100,5 +103,34 @@ func TestReleaseCancelsTheSandboxsHook(t *testing.T) {
 		for len(called) > 0 {
 			require.NotEqual(t, waiting, <-called)
 		}
+	})
+}
+
+// An agent is asked until it answers, and a hook may run for its whole timeout.
+func TestReleasedSandboxEndsTheCallsToItsPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, tm := leading(t)
+		a.o.WallClock = time.Now
+		tm.lines = newWorkers(zap.NewNop())
+		defer tm.lines.queue.ShutDown()
+		ended := make(chan string, 2)
+		tm.hooks = newHooks(func(ctx context.Context, _ core.Sandbox) { <-ctx.Done(); ended <- "hook" }, itself)
+		tm.inits = newHooks(func(ctx context.Context, _ core.Configure) { <-ctx.Done(); ended <- "configuration" },
+			func(e core.Configure) core.Sandbox { return e.Sandbox })
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { tm.hooks.run(ctx) })
+		running.Go(func() { tm.inits.run(ctx) })
+		defer running.Wait()
+		defer cancel()
+		s := starting("p", "a")
+		tm.do(core.StartSandbox{Sandbox: s})
+		tm.do(core.Configure{Sandbox: s, Ask: true})
+		synctest.Wait()
+		require.Empty(t, ended)
+		tm.do(core.SandboxReleased{Sandbox: s})
+		synctest.Wait()
+		require.Len(t, ended, 2)
+		require.ElementsMatch(t, []string{"hook", "configuration"}, []string{<-ended, <-ended})
 	})
 }

@@ -92,6 +92,23 @@ func TestConnectionAtTheFirstReadingIsInUse(t *testing.T) {
 	})
 }
 
+// A router that has just started finds connections of which it does not know when bytes last moved.
+// Invariant: I4
+func TestBytesBeforeTheFirstReadingMayBeUse(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.opens(podA, 1)
+		w.socket(1, podA, 1<<30)
+		w.passes(time.Minute)
+		w.tracker.Expect("a", addr(podA), least)
+		w.passes(time.Second)
+		require.Equal(w, activity.Bytes, w.use("a").Kind)
+		first := w.age("a")
+		require.LessOrEqual(w, first, time.Second)
+		w.passes(time.Minute) // no byte has moved since
+		require.GreaterOrEqual(w, w.age("a"), first+time.Minute-time.Second)
+	})
+}
+
 func TestCookiesDistinguishConnections(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.openCounted()

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,6 +59,47 @@ func TestCleanRestoresWhatRestartsKeep(t *testing.T) {
 			require.Empty(t, left)
 		}
 	}
+}
+
+// Invariant: I3
+func TestCleanRemovesEveryKindOfIPC(t *testing.T) {
+	const private = unix.IPC_PRIVATE
+	for kind, c := range map[string]struct {
+		get, stat uintptr // the calls
+		args      [3]uintptr
+	}{
+		"shm": {unix.SYS_SHMGET, unix.SYS_SHMCTL, [3]uintptr{private, 4096, 0o600}},
+		"sem": {unix.SYS_SEMGET, unix.SYS_SEMCTL, [3]uintptr{private, 1, 0o600}},
+		"msg": {unix.SYS_MSGGET, unix.SYS_MSGCTL, [3]uintptr{private, 0o600}},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			id, _, errno := unix.Syscall(c.get, c.args[0], c.args[1], c.args[2])
+			require.Zero(t, errno, errno)
+			root := t.TempDir()
+			write(t, filepath.Join(root, "proc/sysvipc", kind), listed(t, kind, strconv.Itoa(int(id))))
+			require.NoError(t, recycle.Clean(root, t.TempDir()))
+			_, _, errno = unix.Syscall6(c.stat, id, 0, unix.IPC_RMID, 0, 0, 0) // or remove it now
+			if kind != "sem" {
+				_, _, errno = unix.Syscall(c.stat, id, unix.IPC_RMID, 0)
+			}
+			require.Contains(t, []unix.Errno{unix.EINVAL, unix.EIDRM}, errno, "the object is left")
+		})
+	}
+}
+
+// listed returns what the kernel lists of one object of a kind. Others may belong to somebody else.
+func listed(t *testing.T, kind, id string) string {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join("/proc/sysvipc", kind))
+	require.NoError(t, err)
+	lines := strings.SplitAfter(string(raw), "\n")
+	for _, line := range lines[1:] {
+		if columns := strings.Fields(line); len(columns) > 1 && columns[1] == id {
+			return lines[0] + line
+		}
+	}
+	t.Fatalf("%s %s is not in /proc/sysvipc", kind, id)
+	return ""
 }
 
 func TestCleanFailsIfAnythingIsLeft(t *testing.T) {

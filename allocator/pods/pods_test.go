@@ -41,6 +41,7 @@ type faults struct {
 	// lose is how many more PATCH or DELETE requests have their answer thrown
 	// away after the API server has carried them out; drop how many never reach it.
 	lose, drop atomic.Int32
+	before     func() // a PATCH, if set
 }
 
 var errFault = errors.New("the connection broke")
@@ -48,6 +49,9 @@ var errFault = errors.New("the connection broke")
 func (f *faults) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Method != http.MethodPatch && r.Method != http.MethodDelete {
 		return f.next.RoundTrip(r)
+	}
+	if f.before != nil && r.Method == http.MethodPatch {
+		f.before()
 	}
 	if f.drop.Add(-1) >= 0 {
 		return nil, errFault

@@ -163,6 +163,11 @@ func TestTemplateThatKeepsStateIsNotRecycled(t *testing.T) {
 				Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}},
 			}}}}
 		},
+		"projected: the credential of a pod": func(s *v1alpha1.SandboxPoolSpec) {
+			s.Template.Spec.Volumes = []corev1.Volume{{Name: "certificate", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+				Sources: []corev1.VolumeProjection{{ConfigMap: &corev1.ConfigMapProjection{}}, {PodCertificate: &corev1.PodCertificateProjection{}}},
+			}}}}
+		},
 		"devices are not cleaned: example.com/gpu": func(s *v1alpha1.SandboxPoolSpec) {
 			s.Template.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"example.com/gpu": resource.MustParse("1")}
 		},

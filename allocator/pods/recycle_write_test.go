@@ -8,13 +8,16 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap/zaptest"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
+// Invariant: I3
 func TestRecycleBeginsTheNextLifeOnce(t *testing.T) {
 	f := setUp(t)
 	f.pool.Spec.Reuse = v1alpha1.ReuseRecycle
@@ -34,6 +37,19 @@ func TestRecycleBeginsTheNextLifeOnce(t *testing.T) {
 	}
 	key := create("recycled")
 	runs("recycled")
+	sandbox := []byte(`{"metadata":{"labels":{"` + v1alpha1.LabelPhase + `":"` + v1alpha1.PhaseReleased + `","` + v1alpha1.LabelSandbox + `":"id0"}}}`)
+	_, err := f.clients.Kubernetes.CoreV1().Pods("default").Patch(t.Context(), "recycled", types.MergePatchType, sandbox, metav1.PatchOptions{})
+	require.NoError(t, err)
+	f.faults.before = func() { // the kubelet reports something after the pod was read
+		f.faults.before = nil
+		p := f.get("recycled")
+		p.Status.Message = "new"
+		_, err := f.clients.Kubernetes.CoreV1().Pods("default").UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
+		require.NoError(t, err)
+	}
+	err = f.writer.Recycle(t.Context(), f.pool, core.RecyclePod{Pod: key})
+	require.True(t, apierrors.IsConflict(err), "%v", err)
+	require.Equal(t, key, pods.KeyOf(f.get("recycled")))
 	f.faults.lose.Store(1)
 	require.Error(t, f.writer.Recycle(t.Context(), f.pool, core.RecyclePod{Pod: key}))
 	for range 2 { // the second one finds what the first has done
@@ -67,9 +83,20 @@ func TestRecycleBeginsTheNextLifeOnce(t *testing.T) {
 	})
 
 	t.Run("a pod without all statuses is deleted", func(t *testing.T) {
-		key := create("other")
-		require.NoError(t, f.writer.Recycle(t.Context(), f.pool, core.RecyclePod{Pod: key}))
-		_, err := f.clients.Kubernetes.CoreV1().Pods("default").Get(t.Context(), "other", metav1.GetOptions{})
-		require.Error(t, err)
+		for name, change := range map[string]func(*corev1.Pod){
+			"no-status": func(p *corev1.Pod) { p.Status.InitContainerStatuses, p.Status.ContainerStatuses = nil, nil },
+			"one-less":  func(p *corev1.Pod) { p.Status.ContainerStatuses = nil },
+			"no-id":     func(p *corev1.Pod) { p.Status.ContainerStatuses[0].ContainerID = "" },
+		} {
+			key := create(name)
+			runs(name)
+			p := f.get(name)
+			change(p)
+			_, err := f.clients.Kubernetes.CoreV1().Pods("default").UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
+			require.NoError(t, err)
+			require.NoError(t, f.writer.Recycle(t.Context(), f.pool, core.RecyclePod{Pod: key}))
+			_, err = f.clients.Kubernetes.CoreV1().Pods("default").Get(t.Context(), name, metav1.GetOptions{})
+			require.True(t, apierrors.IsNotFound(err), "%s: %v", name, err)
+		}
 	})
 }

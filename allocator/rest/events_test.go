@@ -98,9 +98,11 @@ func TestStreamSelectsByTeamAndPool(t *testing.T) {
 	require.Contains(t, ruby(), `"sandboxID":"x"`)
 }
 
-// revocable has one key, which any caller presents, until it is revoked.
+// revocable has one key, which any caller presents, until it is revoked. An API server may give a key another role or
+// team too.
 type revocable struct {
 	revoked atomic.Bool
+	means   atomic.Pointer[access.Caller] // nil: as at first
 	mu      sync.Mutex
 	current context.Context // until the next change
 	end     context.CancelFunc
@@ -131,34 +133,55 @@ func (k *revocable) Caller(string) (access.Caller, error) {
 	if k.revoked.Load() {
 		return access.Caller{}, access.ErrUnknownKey
 	}
+	if c := k.means.Load(); c != nil {
+		return *c, nil
+	}
 	return access.Caller{Key: "k", Team: "blue", Role: access.Member}, nil
 }
 
+// keyChanges are what ends a long call: the key is revoked, or means something else.
+var keyChanges = map[string]func(*revocable){
+	"revoked":      func(k *revocable) { k.change(true) },
+	"another team": func(k *revocable) { k.turn(access.Caller{Key: "k", Team: "red", Role: access.Member}) },
+	"another role": func(k *revocable) { k.turn(access.Caller{Key: "k", Team: "blue", Role: access.ReadOnly}) },
+}
+
+// turn makes the key mean another caller.
+func (k *revocable) turn(c access.Caller) {
+	k.means.Store(&c)
+	k.change(false)
+}
+
+// Invariant: P6
 func TestStreamEndsWhenItsKeyIsRevoked(t *testing.T) {
-	ring, keys := events.New(7), newRevocable()
-	server := httptest.NewServer(handlerWithKeys(t, &fake{events: ring}, keys))
-	t.Cleanup(server.Close)
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/v1/events", http.NoBody)
-	require.NoError(t, err)
-	r.Header.Set("X-API-Key", keyOne)
-	w, err := http.DefaultClient.Do(r)
-	require.NoError(t, err)
-	defer w.Body.Close()
-	published(ring, "a", "blue")
-	lines := bufio.NewReader(w.Body)
-	for line := ""; !strings.Contains(line, `"sandboxID":"a"`); {
-		line, err = lines.ReadString('\n')
-		require.NoError(t, err)
-	}
-	keys.change(true)
-	published(ring, "b", "blue")
-	for {
-		line, err := lines.ReadString('\n')
-		require.NotContains(t, line, `"sandboxID":"b"`, "an event after the revocation")
-		if errors.Is(err, io.EOF) {
-			return
-		}
-		require.NoError(t, err)
+	for name, change := range keyChanges {
+		t.Run(name, func(t *testing.T) {
+			ring, keys := events.New(7), newRevocable()
+			server := httptest.NewServer(handlerWithKeys(t, &fake{events: ring}, keys))
+			t.Cleanup(server.Close)
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/v1/events", http.NoBody)
+			require.NoError(t, err)
+			r.Header.Set("X-API-Key", keyOne)
+			w, err := http.DefaultClient.Do(r)
+			require.NoError(t, err)
+			defer w.Body.Close()
+			published(ring, "a", "blue")
+			lines := bufio.NewReader(w.Body)
+			for line := ""; !strings.Contains(line, `"sandboxID":"a"`); {
+				line, err = lines.ReadString('\n')
+				require.NoError(t, err)
+			}
+			change(keys)
+			published(ring, "b", "blue")
+			for {
+				line, err := lines.ReadString('\n')
+				require.NotContains(t, line, `"sandboxID":"b"`, "an event after the change")
+				if errors.Is(err, io.EOF) {
+					return
+				}
+				require.NoError(t, err)
+			}
+		})
 	}
 }
 

@@ -101,27 +101,31 @@ func TestUnloadedKeysAreNotUnknown(t *testing.T) {
 // Invariant: P6
 func TestWaitingClaimEndsWithItsKey(t *testing.T) {
 	for _, c := range [][2]string{{"/sandboxes", `{"templateID":"python"}`}, {"/v1/claims", `{"pool":"python","count":2}`}} {
-		synctest.Test(t, func(t *testing.T) {
-			keys := newRevocable()
-			f := &fake{block: true, blockClaims: true}
-			h := handlerWithKeys(t, f, keys)
-			answered := make(chan *httptest.ResponseRecorder, 1)
-			go func() {
-				w := httptest.NewRecorder()
-				r := request(context.Background(), "POST", c[0], strings.NewReader(c[1]))
-				r.Header.Set("X-Request-Id", "req-1")
-				r.Header.Set("X-API-Key", keyOne)
-				h.ServeHTTP(w, r)
-				answered <- w
-			}()
-			synctest.Wait()
-			keys.change(false)
-			synctest.Wait()
-			require.Empty(t, answered, "another key has changed")
-			began := time.Now()
-			keys.change(true)
-			require.Contains(t, refusal(t, <-answered, http.StatusUnauthorized, apierror.Unauthorized).Message, "revoked")
-			require.Equal(t, began, time.Now(), "it did not wait")
-		})
+		for name, change := range keyChanges {
+			t.Run(c[0]+" "+name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					keys := newRevocable()
+					f := &fake{block: true, blockClaims: true}
+					h := handlerWithKeys(t, f, keys)
+					answered := make(chan *httptest.ResponseRecorder, 1)
+					go func() {
+						w := httptest.NewRecorder()
+						r := request(context.Background(), "POST", c[0], strings.NewReader(c[1]))
+						r.Header.Set("X-Request-Id", "req-1")
+						r.Header.Set("X-API-Key", keyOne)
+						h.ServeHTTP(w, r)
+						answered <- w
+					}()
+					synctest.Wait()
+					keys.change(false)
+					synctest.Wait()
+					require.Empty(t, answered, "another key has changed")
+					began := time.Now()
+					change(keys)
+					require.Contains(t, refusal(t, <-answered, http.StatusUnauthorized, apierror.Unauthorized).Message, "revoked or changed")
+					require.Equal(t, began, time.Now(), "it did not wait")
+				})
+			})
+		}
 	}
 }
