@@ -51,8 +51,8 @@ type Options struct {
 	// CheckElection checks them. They must be the same for all replicas. Defaults: 4 s, 3 s and 300
 	// ms.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
-	// MaxStale is how long a fence waits for a router that sends no pings: at least as long as each
-	// router serves stale routes. A router with a longer time is refused. ConnectWindow is how long
+	// MaxStale is how long a fence waits for a router that sends no pings. For a router that serves its
+	// routes for longer it waits for longer. ConnectWindow is how long
 	// an admitted request may need to open its connection: at least envoy.ConnectWindow. It is also the
 	// shortest idle timeout.
 	MaxStale, ConnectWindow time.Duration

@@ -57,7 +57,13 @@ func (b JournalBeginning) Plan(ctx context.Context) (*journal.Condition, *journa
 		nonce = func() string { return rand.String(12) }
 	}
 	plan, err := c.Plan(journal.BeginOptions{MinTerm: term, Nonce: nonce, Records: func(s journal.Stamp) ([]journal.Record, error) {
-		r, err := earlierRecord(c.ID, s.Term)
+		var longest time.Duration // of the routers that the readable rest names
+		for _, r := range c.Records() {
+			if f, _, err := fromRecord(r, b.Namespace); err == nil {
+				longest = max(longest, f.MaxStale)
+			}
+		}
+		r, err := earlierRecord(c.ID, s.Term, longest)
 		return []journal.Record{r}, err
 	}})
 	return c, plan, err

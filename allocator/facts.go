@@ -20,6 +20,14 @@ const (
 	sessionPrefix = "session/"
 )
 
+const (
+	// longerFormat is the format of batches with facts that are Longer.
+	longerFormat = 2
+	// unknownMaxStale is the max-stale of a router whose session an earlier version has journaled: the
+	// default. The router says its own when it joins again.
+	unknownMaxStale = 15 * time.Minute
+)
+
 // toRecord encodes a fact for the journal. The record has no namespace: it is that of the journal.
 func toRecord(f core.Fact) (journal.Record, error) {
 	r := &journalv1.Record{Term: f.Revision.Term, Counter: f.Revision.Counter}
@@ -38,7 +46,10 @@ func toRecord(f core.Fact) (journal.Record, error) {
 		}}
 	case f.Session != "":
 		r.Key = sessionPrefix + f.Session
-		session := &journalv1.Session{Left: f.Left, From: f.From, Earlier: f.Earlier}
+		session := &journalv1.Session{Left: f.Left, From: f.From, Earlier: f.Earlier, MaxStaleNanos: uint64(f.MaxStale)}
+		if f.Longer {
+			r.Format = longerFormat
+		}
 		if d := f.Declared; d != nil {
 			session.Declared = &journalv1.Declaration{By: d.By, Reason: d.Reason, At: micros(d.At)}
 		}
@@ -51,7 +62,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 	if err != nil {
 		return journal.Record{}, fmt.Errorf("encode %s: %w", r.GetKey(), err) // a string that is not UTF-8
 	}
-	return journal.Record{Key: r.GetKey(), Term: r.GetTerm(), Counter: r.GetCounter(), Raw: raw, Joined: f.Joined}, nil
+	return journal.Record{Key: r.GetKey(), Term: r.GetTerm(), Counter: r.GetCounter(), Format: int(r.GetFormat()), Raw: raw, Joined: f.Joined}, nil
 }
 
 // fromRecord is the inverse of toRecord. It returns false for a record of a kind that this version
@@ -117,6 +128,10 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 	case *journalv1.Record_Session:
 		s := state.Session
 		f.Session, f.From, f.Left, f.Earlier = strings.TrimPrefix(r.Key, sessionPrefix), s.GetFrom(), s.GetLeft(), s.GetEarlier()
+		f.MaxStale, f.Longer = time.Duration(s.GetMaxStaleNanos()), m.GetFormat() >= longerFormat
+		if f.MaxStale == 0 && !f.Earlier { // every leader adds its own value to those of an earlier journal
+			f.MaxStale = unknownMaxStale
+		}
 		if d := s.GetDeclared(); d != nil {
 			f.Declared = &core.Declaration{By: d.GetBy(), Reason: d.GetReason(), At: moment(d.GetAt())}
 		}

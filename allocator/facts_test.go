@@ -41,6 +41,7 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 			}
 		case 1:
 			f.Session, f.From, f.Left = rapid.StringMatching(`[a-z0-9-]{16,64}`).Draw(t, "session"), text.Draw(t, "from"), rapid.Bool().Draw(t, "left")
+			f.MaxStale, f.Longer = time.Duration(rapid.Int64Range(1, int64(24*time.Hour)).Draw(t, "max-stale")), rapid.Bool().Draw(t, "longer")
 			if rapid.Bool().Draw(t, "declared") {
 				f.Declared = &core.Declaration{By: text.Draw(t, "by"), Reason: text.Draw(t, "why"), At: at.Draw(t, "at")}
 			}
@@ -79,6 +80,27 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 		require.True(t, known)
 		require.Equal(t, f, back)
 	})
+}
+
+// An allocator that does not know the max-stale of routers must not lead while one is longer than that
+// of the leader. Any other session keeps no earlier version from leading.
+// Invariant: I3
+func TestOnlyLongerMaxStaleAsksForTheNextFormat(t *testing.T) {
+	for _, f := range []core.Fact{
+		{Session: "r", MaxStale: time.Minute},
+		{Session: "r", MaxStale: time.Hour, Longer: true},
+		{Session: "r", MaxStale: time.Hour, Longer: true, Left: true},
+		{Session: "r", MaxStale: time.Hour, Longer: true, Left: true, Declared: &core.Declaration{By: "ops"}},
+		{Session: "r", MaxStale: time.Hour, Longer: true, Earlier: true},
+		{Session: "r", Earlier: true},
+	} {
+		r, err := toRecord(f)
+		require.NoError(t, err)
+		require.Equal(t, f.Longer, r.Format == 2, "%+v", f)
+		back, _, err := fromRecord(r, "ns")
+		require.NoError(t, err)
+		require.Equal(t, f, back)
+	}
 }
 
 // What is not journaled is forgotten when the leader ends.
@@ -168,10 +190,10 @@ func storedFacts() []core.Fact {
 	return []core.Fact{
 		{Revision: running.Revision, Sandbox: &running}, {Revision: released.Revision, Sandbox: &released}, {Revision: starting.Revision, Sandbox: &starting},
 		{Revision: core.Revision{Term: 3, Counter: 43}, Retired: core.PodKey{Namespace: "ns", Name: "python-abcd", UID: "ff66a0ba-b4ac-4183-9e2c-df996dc39161"}},
-		{Revision: core.Revision{Term: 3, Counter: 44}, Session: "router-0123456789abcdef"},
-		{Revision: core.Revision{Term: 3, Counter: 45}, Session: "router-0123456789abcdef", Left: true},
-		{Revision: core.Revision{Term: 3, Counter: 46}, Session: "router-0123456789abcdef", From: "10.244.1.9"},
-		{Revision: core.Revision{Term: 3, Counter: 47}, Session: "router-0123456789abcdef", From: "10.244.1.9", Left: true, Declared: &core.Declaration{By: "ops", Reason: "its node burnt", At: time.UnixMicro(1_800_000_300_000_100).UTC()}},
+		{Revision: core.Revision{Term: 3, Counter: 44}, Session: "router-0123456789abcdef", MaxStale: unknownMaxStale},
+		{Revision: core.Revision{Term: 3, Counter: 45}, Session: "router-0123456789abcdef", Left: true, MaxStale: unknownMaxStale},
+		{Revision: core.Revision{Term: 3, Counter: 46}, Session: "router-0123456789abcdef", From: "10.244.1.9", MaxStale: unknownMaxStale},
+		{Revision: core.Revision{Term: 3, Counter: 47}, Session: "router-0123456789abcdef", From: "10.244.1.9", Left: true, MaxStale: unknownMaxStale, Declared: &core.Declaration{By: "ops", Reason: "its node burnt", At: time.UnixMicro(1_800_000_300_000_100).UTC()}},
 		{Revision: core.Revision{Term: 3, Counter: 48}, Retired: core.PodKey{Namespace: "ns", Name: "python-abce", UID: "1f66a0ba-b4ac-4183-9e2c-df996dc39161"}, After: "662cqtwgka40cdyys0az", At: []netip.Addr{netip.MustParseAddr("10.244.1.8"), netip.MustParseAddr("fd00::8")}},
 		{Revision: counted.Revision, Sandbox: &counted},
 	}

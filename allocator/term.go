@@ -77,7 +77,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
-	t, err := a.newTerm(log)
+	t, err := a.newTerm(log, facts)
 	if err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (a *Allocator) mayBeginJournal(ctx context.Context) error {
 		journal.ErrMissing, a.o.Namespace))
 }
 
-func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
+func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) {
 	c, err := core.New(core.Config{
 		Term: log.Term(), Lease: a.o.LeaseDuration, MaxStale: a.o.MaxStale, ConnectWindow: a.o.ConnectWindow, MaxWaiting: a.o.MaxWaiting, DryRun: a.o.ReapDryRun,
 		NewID: sandboxid.New, NewSuffix: func() string { return rand.String(6) },
@@ -207,6 +207,10 @@ func (a *Allocator) newTerm(log *journal.Log) (*term, error) {
 	t.loop = newLoop(c, a.o.WallClock, t.do)
 	k := a.o.Clients
 	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics, t.log.Named("journal"))
+	t.journal.maxStale = a.o.MaxStale
+	for _, f := range facts {
+		t.journal.maxStale = max(t.journal.maxStale, f.MaxStale)
+	}
 	named := func(name string) kube.Options {
 		return kube.Options{Clients: k, Namespace: a.o.Namespace, Submit: t.Submit, Log: t.log.Named(name)}
 	}

@@ -35,6 +35,9 @@ type journalWriter struct {
 	restored chan uint64
 	// suspects holds one list of slots that another client may have written to.
 	suspects chan []int
+	// maxStale is the longest of the allocators and of all routers that this leader has found in the
+	// journal or written to it.
+	maxStale time.Duration
 	submit   func(core.Event)
 	// bytes limits the rate of writes, because etcd keeps every version of a slot until its
 	// compaction.
@@ -74,6 +77,7 @@ func (w *journalWriter) run(ctx context.Context) error {
 				return err
 			}
 			records = append(records, r)
+			w.maxStale = max(w.maxStale, f.MaxStale)
 		}
 		began, before := time.Now(), w.log.Stats()
 		if err := w.log.Commit(ctx, records); err != nil {
@@ -95,7 +99,7 @@ func (w *journalWriter) run(ctx context.Context) error {
 // renew begins the journal anew, which ends the term. term is the highest term that routers or
 // Sandbox objects have seen.
 func (w *journalWriter) renew(ctx context.Context, term uint64) error {
-	first, err := earlierRecord(w.log.Stamp().Journal, w.log.Term())
+	first, err := earlierRecord(w.log.Stamp().Journal, w.log.Term(), w.maxStale)
 	if err != nil {
 		return err
 	}
@@ -109,9 +113,12 @@ func (w *journalWriter) renew(ctx context.Context, term uint64) error {
 	return fmt.Errorf("%w: journal %s, after %s", errRestored, id, w.log.Stamp().Journal)
 }
 
-// earlierRecord returns the record that stands for all routers of an earlier journal.
-func earlierRecord(earlier string, term uint64) (journal.Record, error) {
-	return toRecord(core.Fact{Revision: core.Revision{Term: term}, Session: core.EarlierSession(earlier), From: core.EarlierFrom, Earlier: true})
+// earlierRecord returns the record that stands for all routers of an earlier journal, with the longest
+// max-stale that one may have.
+func earlierRecord(earlier string, term uint64, maxStale time.Duration) (journal.Record, error) {
+	return toRecord(core.Fact{
+		Revision: core.Revision{Term: term}, Session: core.EarlierSession(earlier), From: core.EarlierFrom, Earlier: true, MaxStale: maxStale,
+	})
 }
 
 // repair restores slots that another client has written to. If they show that the journal was

@@ -2,7 +2,6 @@ package controlserver
 
 import (
 	"context"
-	"math"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -22,11 +21,18 @@ var routerID = regexp.MustCompile(`^[a-z0-9-]{16,64}$`)
 
 const formOfID = "must be 16 to 64 characters of a-z, 0-9 and -"
 
+// MaxMaxStale bounds the --max-stale of routers and allocators: a fence waits for so long for a router
+// that has vanished.
+const MaxMaxStale = 24 * time.Hour
+
 // check returns why a router must not join. A router of another journal counts in any case: the
 // other routers of that journal may serve too.
 func (s *Server) check(leader Leader, join *controlv1.Join) error {
 	if id := join.GetRouterId(); !routerID.MatchString(id) {
 		return status.Errorf(codes.InvalidArgument, "join.router_id %q: %s", id, formOfID)
+	}
+	if theirs := join.GetMaxStaleNanos(); theirs == 0 || theirs > uint64(MaxMaxStale) {
+		return status.Errorf(codes.InvalidArgument, "join.max_stale_nanos %d: must be 1 to %d (%v): lower --max-stale of the router", theirs, MaxMaxStale, MaxMaxStale)
 	}
 	if !leader.Valid() {
 		// Its first pong would end the stream again: joins and leaves would follow each other, in
@@ -38,9 +44,9 @@ func (s *Server) check(leader Leader, join *controlv1.Join) error {
 		return err
 	}
 	if earlier != "" {
-		leader.Submit(core.EarlierSeen{Journal: earlier})
+		leader.Submit(core.EarlierSeen{Journal: earlier, MaxStale: time.Duration(join.GetMaxStaleNanos())})
 	}
-	return s.checkMaxStale(join)
+	return nil
 }
 
 // checkSeen compares what a router has seen of the journal with the journal. It returns the ID of
@@ -91,21 +97,4 @@ func addressOf(ctx context.Context) string {
 		return ""
 	}
 	return at.Addr().Unmap().String()
-}
-
-// checkMaxStale refuses a router that serves stale routes for longer than a fence waits for it.
-func (s *Server) checkMaxStale(join *controlv1.Join) error {
-	theirs := join.GetMaxStaleNanos()
-	if theirs == 0 {
-		return status.Error(codes.InvalidArgument, "join.max_stale_nanos: must be 1 or more")
-	}
-	if theirs <= uint64(s.o.MaxStale) {
-		return nil
-	}
-	err := status.Errorf(codes.FailedPrecondition,
-		"the router's --max-stale, %v, is larger than the allocators' --max-stale, %v: addresses would be reused "+
-			"while it may still send requests to them; raise --max-stale of the allocators or lower that of the router",
-		time.Duration(min(theirs, math.MaxInt64)), s.o.MaxStale)
-	s.o.Log.Warn("router refused", zap.String("router", join.GetRouterId()), zap.Error(err))
-	return err
 }

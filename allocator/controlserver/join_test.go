@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
@@ -59,11 +58,11 @@ func TestRouterAheadOfTheJournalRevealsARestore(t *testing.T) {
 						case c.restored == 0:
 							var want []core.Event
 							if serving && c.earlier != "" {
-								want = append(want, core.EarlierSeen{Journal: c.earlier})
+								want = append(want, core.EarlierSeen{Journal: c.earlier, MaxStale: maxStale})
 							}
 							joined, ok := events[len(events)-1].(core.SessionJoined)
 							require.True(t, ok, "%#v", events)
-							require.Equal(t, append(want, core.SessionJoined{Session: testRouter, Stream: joined.Stream}), events)
+							require.Equal(t, append(want, core.SessionJoined{Session: testRouter, Stream: joined.Stream, MaxStale: maxStale}), events)
 							require.Zero(t, w.leader.restored.Load())
 						default:
 							require.Equal(t, c.restored, w.leader.restored.Load())
@@ -74,25 +73,6 @@ func TestRouterAheadOfTheJournalRevealsARestore(t *testing.T) {
 						w.leader.seen()
 					}
 				}
-			})
-		})
-	}
-}
-
-func TestRefusedRouterOfAnEarlierJournalCounts(t *testing.T) {
-	for name, change := range map[string]func(*controlv1.Join){
-		"it serves for too long": func(j *controlv1.Join) { j.MaxStaleNanos = uint64(maxStale) + 1 },
-	} {
-		t.Run(name, func(t *testing.T) {
-			run(t, func(w *world) {
-				stream := w.open()
-				m := join(testRouter, 3)
-				m.GetJoin().Journal, m.GetJoin().Serving = "k", true
-				change(m.GetJoin())
-				require.NoError(t, stream.Send(m))
-				require.Equal(t, []core.Event{core.EarlierSeen{Journal: "k"}}, w.leader.seen())
-				_, err := stream.Recv()
-				require.Equal(t, codes.FailedPrecondition, status.Code(err))
 			})
 		})
 	}
@@ -145,36 +125,36 @@ func TestJoinIsValidated(t *testing.T) {
 		run(t, func(w *world) {
 			stream := w.open()
 			require.NoError(t, stream.Send(join(id, 7)))
-			require.Equal(t, []core.Event{core.SessionJoined{Session: id, Stream: 1}}, w.leader.seen())
+			require.Equal(t, []core.Event{core.SessionJoined{Session: id, Stream: 1, MaxStale: maxStale}}, w.leader.seen())
 		})
 	}
 }
 
-func TestRouterWithALargerMaxStaleIsRefused(t *testing.T) {
+// It may have become longer than that of the allocators because theirs was lowered. Its session must go
+// on, so that its acknowledgements and its Goodbye arrive.
+// Invariant: I3
+func TestRouterWithLongerMaxStaleJoinsWithItsOwn(t *testing.T) {
 	joins := func(nanos uint64) *controlv1.RouterMessage {
 		m := join(testRouter, 0)
 		m.GetJoin().MaxStaleNanos = nanos
 		return m
 	}
-	for nanos, says := range map[uint64]string{uint64(maxStale) + 1: "15m0.000000001s", uint64(time.Hour): "1h0m0s", 1<<64 - 1: "2562047h47m16.854775807s"} {
+	for _, nanos := range []uint64{0, uint64(MaxMaxStale) + 1, 1<<64 - 1} {
 		run(t, func(w *world) {
 			stream := w.open()
 			require.NoError(t, stream.Send(joins(nanos)))
+			fails(t, stream, codes.InvalidArgument, "must be 1 to 86400000000000 (24h0m0s)")
 			require.Empty(t, w.leader.seen(), "a session that was refused became known")
-			fails(t, stream, codes.FailedPrecondition, "the router's --max-stale, "+says+", is larger than the allocators' --max-stale, 15m0s: ")
 		})
 	}
-	run(t, func(w *world) {
-		stream := w.open()
-		require.NoError(t, stream.Send(joins(0)))
-		fails(t, stream, codes.InvalidArgument, "join.max_stale_nanos: must be 1 or more")
-		require.Empty(t, w.leader.seen())
-	})
-	for _, nanos := range []uint64{1, uint64(maxStale)} {
+	for _, nanos := range []uint64{1, uint64(maxStale), uint64(maxStale) + 1, uint64(MaxMaxStale)} {
+		seen, logs := observer.New(zap.WarnLevel)
 		run(t, func(w *world) {
+			w.o.Log = zap.New(seen)
 			require.NoError(t, w.open().Send(joins(nanos)))
-			require.Equal(t, []core.Event{core.SessionJoined{Session: testRouter, Stream: 1}}, w.leader.seen())
+			require.Equal(t, []core.Event{core.SessionJoined{Session: testRouter, Stream: 1, MaxStale: time.Duration(nanos)}}, w.leader.seen())
 		})
+		require.Equal(t, nanos > uint64(maxStale), logs.Len() > 0, "%v", logs.All())
 	}
 }
 

@@ -67,8 +67,8 @@ type Keys interface {
 
 // Options configure a Server. All are required except AccessKey and Keys.
 type Options struct {
-	// MaxStale is how long a fence waits for a router after its last ping. A router that serves
-	// routes for longer is refused.
+	// MaxStale is how long a fence waits for a router after its last ping, at least. For a router that
+	// serves its routes for longer it waits for longer, which the log says.
 	MaxStale time.Duration
 	// LeaderAddress returns the control address of the leader, "" if unknown.
 	LeaderAddress func() string
@@ -166,10 +166,14 @@ func (s *Server) Session(rpc rpcStream) error {
 
 	st := s.add()
 	defer s.remove(st)
-	router, from := join.GetRouterId(), addressOf(rpc.Context())
-	leader.Submit(core.SessionJoined{Session: router, Stream: st.id, From: from})
+	router, from, maxStale := join.GetRouterId(), addressOf(rpc.Context()), time.Duration(join.GetMaxStaleNanos())
+	leader.Submit(core.SessionJoined{Session: router, Stream: st.id, From: from, MaxStale: maxStale})
 	defer leader.Submit(core.SessionLeft{Session: router, Stream: st.id})
-	s.o.Log.Info("router joined", zap.String("router", router), zap.String("address", from))
+	s.o.Log.Info("router joined", zap.String("router", router), zap.String("address", from), zap.Duration("maxStale", maxStale))
+	if maxStale > s.o.MaxStale {
+		s.o.Log.Warn("the router's --max-stale is longer than that of the allocators: if it vanishes, fences wait for it for as long as its own",
+			zap.String("router", router), zap.Duration("maxStale", maxStale), zap.Duration("ofAllocators", s.o.MaxStale))
+	}
 	err := s.serve(rpc, leader, st, router, messages, failed)
 	s.o.Log.Info("router left", zap.String("router", router), zap.Error(err))
 	return err

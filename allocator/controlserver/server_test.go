@@ -90,7 +90,7 @@ func TestEveryJoinedStreamSubmitsItsEnd(t *testing.T) {
 				stream, err := w.client.Session(ctx)
 				require.NoError(t, err)
 				require.NoError(t, stream.Send(join(testRouter, 0)))
-				require.Equal(t, []core.Event{core.SessionJoined{Session: testRouter, Stream: 1}}, w.leader.seen())
+				require.Equal(t, []core.Event{core.SessionJoined{Session: testRouter, Stream: 1, MaxStale: maxStale}}, w.leader.seen())
 				leave(w, stream, cancel)
 				require.Equal(t, []core.Event{core.SessionLeft{Session: testRouter, Stream: 1}}, w.leader.seen())
 				require.Empty(t, w.streams)

@@ -17,7 +17,8 @@ import (
 type Config struct {
 	// Term is the leader's term, 1 or more.
 	Term uint64
-	// MaxStale is how long a router serves what it knew at its last answered ping.
+	// MaxStale is how long a router serves what it knew at its last answered ping, at least. Some
+	// routers may serve it for longer: see SessionJoined.
 	MaxStale time.Duration
 	// ConnectWindow is what an admitted request may still need to open its last
 	// connection: see envoy.ConnectWindow. No idle timeout is shorter.
@@ -129,7 +130,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	c.claims = &desk{step: st, Ledger: claims.New[claimState](), sandboxes: c.sandboxes, limits: teams.New()}
 	c.routers = &routers{
 		step: st, cfg: &c.cfg, outbox: c.outbox, sandboxes: c.sandboxes, fences: c.fences, idle: c.idle,
-		members:     member.New(member.Config{Expiry: cfg.expiry(), ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter}),
+		members:     member.New(member.Config{Expiry: cfg.expiry, ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter}),
 		earlierEnds: c.retireQuarantined,
 	}
 	return c, nil
@@ -194,7 +195,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case SessionJoined:
 		c.routers.join(ev)
 	case EarlierSeen:
-		c.earlierLives(ev.Journal)
+		c.earlierLives(ev)
 	case SessionLeft:
 		c.routers.left(ev)
 	case SessionGoodbye:

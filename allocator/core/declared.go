@@ -24,7 +24,8 @@ func (r *routers) declareDead(ev DeclareDead) {
 		if isNew {
 			r.ending(s)
 			said := &Declaration{By: ev.By, Reason: ev.Reason, At: r.now.Wall}
-			fact := Fact{Session: s.ID, From: s.From, Left: true, Declared: said}
+			fact := r.factOf(s)
+			fact.From, fact.Left, fact.Declared = s.From, true, said
 			d.Withdraw = r.outbox.commit(fact, true, func(f Fact, _ time.Duration) { r.declaredDead(s, d, f) }).withdraw
 		}
 		return
@@ -40,7 +41,7 @@ func (r *routers) declaredDead(s *member.Session, d *member.Declaration, f Fact)
 	} else {
 		fences = r.fences.CountByRouter()[s.ID]
 		r.end(s, false, r.now.Boot) // its Envoy has ended with it
-		r.members.Ban(s.ID, member.Revision(f.Revision), fences, r.now.Boot)
+		r.members.Ban(s.ID, member.Revision(f.Revision), fences, r.now.Boot+r.cfg.expiry(s.MaxStale))
 		r.emit(SessionDeclaredDead{Session: s.ID, From: s.From, Declaration: *f.Declared, Fences: fences})
 	}
 	for _, token := range d.Tokens {

@@ -53,10 +53,10 @@ func TestFencesListSessionsTheyWaitFor(t *testing.T) {
 	if f.Sandbox.ID != sb.ID || f.Sandbox.Reason != ReasonKilled || f.Sandbox.ReleasedAt.IsZero() || f.Sandbox.Pod != sb.Pod || f.Window != 0 || len(f.Waiting) != 2 || f.Others != 0 {
 		t.Fatalf("fence %+v", f)
 	}
-	if got, want := f.Waiting[0], (Awaited{SessionStatus{ID: "r1", From: "10.1.0.1", Connected: true, Heard: true, Silence: time.Second, Sent: 3, Acked: 2, Expires: s.core.cfg.expiry() - time.Second}, 3}); got != want {
+	if got, want := f.Waiting[0], (Awaited{SessionStatus{ID: "r1", From: "10.1.0.1", Connected: true, Heard: true, Silence: time.Second, Sent: 3, Acked: 2, Expires: expiry - time.Second}, 3}); got != want {
 		t.Errorf("%+v, expected %+v", got, want)
 	}
-	if got, want := f.Waiting[1], (Awaited{SessionStatus{ID: "r2", Heard: true, Silence: 5 * time.Second, Expires: s.core.cfg.expiry() - 5*time.Second}, 0}); got != want {
+	if got, want := f.Waiting[1], (Awaited{SessionStatus{ID: "r2", Heard: true, Silence: 5 * time.Second, Expires: expiry - 5*time.Second}, 0}); got != want {
 		t.Errorf("%+v, expected %+v", got, want)
 	}
 	sessions, others := s.core.View().Sessions(2)
@@ -79,7 +79,7 @@ func TestRouterOfEarlierTermIsShownAsNotHeard(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, released("a-1", "x"), Fact{Revision: Revision{1, 1}, Session: "r", From: "10.1.0.1"})
 	s.pass(time.Second)
-	if got, want := s.fence().Waiting[0].SessionStatus, (SessionStatus{ID: "r", From: "10.1.0.1", Expires: lease + s.core.cfg.expiry() - time.Second}); got != want {
+	if got, want := s.fence().Waiting[0].SessionStatus, (SessionStatus{ID: "r", From: "10.1.0.1", Expires: lease + expiry - time.Second}); got != want {
 		t.Errorf("%+v, expected %+v", got, want)
 	}
 	s.join("r", 1)

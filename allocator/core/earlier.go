@@ -32,18 +32,36 @@ func EarlierSession(journal string) string {
 const EarlierFrom = "every router of the earlier journal"
 
 // earlierLives begins the session of an earlier journal. A router has reported that it may still
-// serve routes of that journal, so other routers may do so too.
-func (c *Core) earlierLives(journal string) {
-	if m := c.routers.members; m.Get(EarlierSession(journal)) != nil || m.Get(EarlierSession("")) != nil {
+// serve routes of that journal, so other routers may do so too, and for as long as that one.
+func (c *Core) earlierLives(ev EarlierSeen) {
+	r := c.routers
+	r.longest = max(r.longest, ev.MaxStale)
+	s := r.members.Get(EarlierSession(ev.Journal))
+	if s == nil {
+		s = r.members.Get(EarlierSession(""))
+	}
+	isNew := s == nil
+	switch {
+	case isNew:
+		s = r.know(member.Session{
+			ID: EarlierSession(ev.Journal), From: EarlierFrom, Durable: true, Earlier: true, MaxStale: r.longest,
+			LastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease),
+		})
+	case !r.members.Raise(s, ev.MaxStale):
 		return
 	}
 	// The session counts at once, not only when it is durable. The worst consequence is a wait
 	// that is too long.
-	s := c.routers.know(member.Session{
-		ID: EarlierSession(journal), From: EarlierFrom, Durable: true, Earlier: true,
-		LastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease),
+	fact := r.factOf(s)
+	fact.From, fact.Earlier = s.From, true
+	c.outbox.commit(fact, true, func(Fact, time.Duration) {
+		if !isNew {
+			r.members.Raised(s)
+		}
 	})
-	c.outbox.commit(Fact{Session: s.ID, From: s.From, Earlier: true}, true, func(Fact, time.Duration) {})
+	if !isNew {
+		return
+	}
 	c.fences.Await(s.ID)
 	for _, pool := range c.pools.sorted() {
 		for _, p := range sortedPods(pool.pods) {

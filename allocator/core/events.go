@@ -141,15 +141,19 @@ type (
 	}
 
 	// SessionJoined: a router opened a stream. Stream numbers are not reused within a term. From
-	// is its address, for people.
+	// is its address, for people. MaxStale is its own.
 	SessionJoined struct {
-		Session string
-		Stream  uint64
-		From    string
+		Session  string
+		Stream   uint64
+		From     string
+		MaxStale time.Duration
 	}
-	// EarlierSeen: a router may still serve routes of another journal, with this ID. It comes
-	// before the router's SessionJoined, and also if the router is refused.
-	EarlierSeen struct{ Journal string }
+	// EarlierSeen: a router may still serve routes of another journal, with this ID. MaxStale is
+	// that of the router. It comes before the router's SessionJoined.
+	EarlierSeen struct {
+		Journal  string
+		MaxStale time.Duration
+	}
 	// SessionLeft: that stream ended, for any cause.
 	SessionLeft struct {
 		Session string

@@ -11,8 +11,8 @@ import (
 // The release of idle sandboxes: see package idle. Here its ledger is tied to streams, to the journal
 // and to the Sandbox objects.
 //
-// A new leader assumes that a sandbox was in use until recoveryMargin and twice the expiry after
-// the time that its object shows, but not later than the begin of the term.
+// A new leader assumes that a sandbox was in use until recoveryMargin and twice the longest expiry
+// after the time that its object shows, but not later than the begin of the term.
 
 const (
 	// reapHold is how long a request may wait for a sandbox whose release is on its way
@@ -40,7 +40,7 @@ func (c *Core) recoverActivity(s *sandbox) {
 	if s.LastActive.After(last) {
 		last, kind = s.LastActive, activity.Record
 	}
-	c.markRunning(s, min(c.now.Boot, c.now.bootOf(last)+recoveryMargin+2*c.cfg.expiry()), kind)
+	c.markRunning(s, min(c.now.Boot, c.now.bootOf(last)+recoveryMargin+2*c.cfg.expiry(c.routers.longest)), kind)
 }
 
 // busyProbeOf is where the pod of a sandbox is probed. The pool may have got its probe after the

@@ -21,6 +21,8 @@ type router struct {
 	cache   *routecache.Cache
 	answers *extproc.Admissions
 	tracker *lastactive.Tracker
+	// maxStale is its own: that of the leaders, longer or shorter.
+	maxStale time.Duration
 	// slow: its clock is behind that of the allocator, as far as is allowed for. small:
 	// its cache has no room for all routes.
 	slow, small bool
@@ -83,7 +85,8 @@ var over = func() context.Context {
 func (w *world) addRouter(envoy int) *router {
 	r := &router{
 		id: "router" + strconv.Itoa(len(w.routers)), envoy: envoy, slow: w.draw(2) == 1, looksAt: -1,
-		gone: map[string]bool{}, held: map[string]bool{}, over: map[string]bool{}, answers: extproc.NewAdmissions(),
+		maxStale: []time.Duration{maxStale, 2 * maxStale, maxStale / 2}[w.draw(3)],
+		gone:     map[string]bool{}, held: map[string]bool{}, over: map[string]bool{}, answers: extproc.NewAdmissions(),
 	}
 	size := 100
 	if w.draw(4) == 3 {
@@ -123,9 +126,9 @@ func (r *router) clock(at time.Duration) time.Duration {
 // stale is how long it may serve what it knows after it has sent a ping.
 func (r *router) stale() time.Duration {
 	if r.slow {
-		return maxStale + maxStale/100
+		return r.maxStale + r.maxStale/100
 	}
-	return maxStale
+	return r.maxStale
 }
 
 func (r *router) fresh() bool { return !r.dead && r.cache.Fresh() }
@@ -210,7 +213,7 @@ func (w *world) join(r *router) {
 	w.lastStream++
 	r.stream, r.cut, r.joined, r.sequence, r.applied, r.acked, r.in, r.out, r.pings = w.lastStream, false, false, 0, 0, 0, nil, nil, map[uint64]time.Duration{}
 	r.sent, r.ending, r.asking, r.ponged = map[string]Sandbox{}, nil, nil, 0
-	w.step(SessionJoined{Session: r.id, Stream: r.stream})
+	w.step(SessionJoined{Session: r.id, Stream: r.stream, MaxStale: r.maxStale})
 	w.ping(r)
 }
 
@@ -446,7 +449,7 @@ func (w *world) applies(r *router, sequence uint64) {
 func (w *world) ponged(r *router, e SendPong) {
 	r.ponged = max(r.ponged, e.Nonce)
 	if sent, ok := r.pings[e.Nonce]; ok {
-		r.cache.SetFreshUntil(r.clock(sent) + maxStale)
+		r.cache.SetFreshUntil(r.clock(sent) + r.maxStale)
 		r.freshUntil = max(r.freshUntil, sent+r.stale())
 		for _, q := range w.requests {
 			if q.router == r && w.now.Boot < q.fresh { // since it was admitted, without a gap

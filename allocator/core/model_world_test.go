@@ -150,7 +150,7 @@ func (w *world) lead() {
 	w.leader, w.term = p, p.log.Term()
 	var err error
 	p.core, err = New(Config{
-		Term: w.term, MaxStale: maxStale, ConnectWindow: window, Lease: lease, KeepEnded: 4, KeepEndedFor: 20 * time.Minute, MaxWaiting: 3, KeepKeys: time.Minute,
+		Term: w.term, MaxStale: []time.Duration{maxStale, maxStale / 2, maxStale * 3 / 2}[w.draw(3)], ConnectWindow: window, Lease: lease, KeepEnded: 4, KeepEndedFor: 20 * time.Minute, MaxWaiting: 3, KeepKeys: time.Minute,
 		NewID: func() string {
 			if id := w.nextID; id != "" {
 				w.nextID = ""

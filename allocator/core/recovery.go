@@ -96,6 +96,9 @@ func (c *Core) recoverSandboxes(st State) error {
 		c.sandboxes.byID[r.ID] = &sandbox{Sandbox: r, objectRevision: r.Revision}
 	}
 	c.mergeFacts(st)
+	for _, f := range st.Facts {
+		c.routers.longest = max(c.routers.longest, f.MaxStale)
+	}
 	for _, sb := range c.sandboxes.byEnd() {
 		if other := c.sandboxes.byPod[sb.Pod]; other != nil {
 			return contradiction(other, sb, sb.Pod)

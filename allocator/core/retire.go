@@ -19,7 +19,7 @@ func (c *Core) retire(p *pod) {
 // retireOrphans deletes the orphans: pods that are marked as used and on no record. It waits until
 // no router of an earlier term can have a route to them.
 func (c *Core) retireOrphans() {
-	if len(c.orphans) == 0 || c.now.Boot < c.started.Boot+c.cfg.Lease+c.cfg.expiry()+c.cfg.ConnectWindow {
+	if len(c.orphans) == 0 || c.now.Boot < c.started.Boot+c.cfg.Lease+c.cfg.expiry(c.routers.longest)+c.cfg.ConnectWindow {
 		return
 	}
 	for _, p := range c.orphans {

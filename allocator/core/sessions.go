@@ -9,9 +9,13 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core/member"
 )
 
-// expiry is how long after the receipt of its last ping a router may still serve its routes:
-// max-stale, and 1 % for clocks that run at different speeds.
-func (c Config) expiry() time.Duration { return c.MaxStale + c.MaxStale/100 }
+// expiry is how long after the receipt of its last ping a router with this max-stale counts as
+// serving its routes: that max-stale, or the one of the allocators if it is longer, and 1 % for
+// clocks that run at different speeds.
+func (c Config) expiry(maxStale time.Duration) time.Duration {
+	longer := max(maxStale, c.MaxStale)
+	return longer + longer/100
+}
 
 // routers sends the routers their messages, and keeps the ledgers in step that know their sessions.
 type routers struct {
@@ -24,6 +28,8 @@ type routers struct {
 	idle      *idle.Ledger
 	// changed are the sandboxes whose fences may go on since the fences were advanced last.
 	changed []string
+	// longest is the longest max-stale of all routers that this leader knows or has known.
+	longest time.Duration
 	// ends are kept by the journal.
 	ends []journaledEnd
 	// earlierEnds is called before the last session of an earlier journal ends.
@@ -33,6 +39,7 @@ type routers struct {
 // join connects a router. A router that was declared dead may not join. A declaration that was not
 // handed to the writer is withdrawn, because the router lives.
 func (r *routers) join(ev SessionJoined) {
+	r.longest = max(r.longest, ev.MaxStale)
 	ok, banned, withdrawn := r.members.MayJoin(ev.Session)
 	for _, token := range withdrawn {
 		r.emit(DeadDeclared{Token: token, Status: DeclareConnected})
@@ -41,16 +48,27 @@ func (r *routers) join(ev SessionJoined) {
 		r.emit(CloseStream{Stream: ev.Stream, Banned: banned})
 		return
 	}
+	if s := r.members.Get(ev.Session); s != nil && r.members.Raise(s, ev.MaxStale) {
+		// An earlier version has not journaled its max-stale. The router gets nothing before that is
+		// durable: it tries again.
+		fact := r.factOf(s)
+		fact.From = s.From
+		r.outbox.commit(fact, true, func(Fact, time.Duration) { r.members.Raised(s) })
+		r.emit(CloseStream{Stream: ev.Stream})
+		return
+	}
 	if s := r.members.Get(ev.Session); s != nil && s.Stream != 0 {
 		r.emit(CloseStream{Stream: s.Stream})
 		r.disconnect(s)
 	}
 	r.resume(r.idle.Joined(ev.Session, r.now.Boot))
-	s, isNew := r.members.Join(ev.Session, ev.From, ev.Stream, r.now.Boot)
+	s, isNew := r.members.Join(ev.Session, ev.From, ev.MaxStale, ev.Stream, r.now.Boot)
 	if isNew {
 		// The session must be durable before the router receives a route, because the next
-		// leader must wait for every router that has one.
-		r.outbox.commit(Fact{Session: s.ID, From: ev.From}, true, func(Fact, time.Duration) {
+		// leader must wait for every router that has one, for as long as its own max-stale.
+		fact := r.factOf(s)
+		fact.From = ev.From
+		r.outbox.commit(fact, true, func(Fact, time.Duration) {
 			if r.members.Recorded(s) {
 				r.welcome(s)
 			}
@@ -59,6 +77,12 @@ func (r *routers) join(ev SessionJoined) {
 	if s.Durable {
 		r.welcome(s)
 	}
+}
+
+// factOf begins a fact about a session. Each one has the max-stale of the router, because its end
+// and its declaration outlast the fact of its begin.
+func (r *routers) factOf(s *member.Session) Fact {
+	return Fact{Session: s.ID, MaxStale: s.MaxStale, Longer: s.MaxStale > r.cfg.MaxStale}
 }
 
 // know makes a session known whose router is not connected to this leader.
@@ -71,13 +95,15 @@ func (r *routers) know(s member.Session) *member.Session {
 func (r *routers) recover(f Fact) {
 	switch {
 	case f.Declared != nil:
-		r.members.Ban(f.Session, member.Revision(f.Revision), 0, r.now.Boot)
+		r.members.Ban(f.Session, member.Revision(f.Revision), 0, r.now.Boot+r.cfg.expiry(f.MaxStale))
 	case f.Left: // the objects may not show yet what it left open
 		r.idle.Known(f.Session, r.now.Boot)
-		r.idle.End(f.Session, false, r.now.Boot+r.cfg.expiry(), r.now.Boot)
+		r.idle.End(f.Session, false, r.now.Boot+r.cfg.expiry(f.MaxStale), r.now.Boot)
 		r.settleEnd(f, true)
 	default:
-		r.know(member.Session{ID: f.Session, From: f.From, Durable: true, Earlier: f.Earlier, LastPing: r.now.Boot + r.cfg.Lease})
+		r.know(member.Session{
+			ID: f.Session, From: f.From, Durable: true, Earlier: f.Earlier, MaxStale: f.MaxStale, LastPing: r.now.Boot + r.cfg.Lease,
+		})
 	}
 }
 
@@ -121,7 +147,9 @@ func (r *routers) goodbye(ev SessionGoodbye) {
 		return
 	}
 	var mayBeOpen bool
-	r.outbox.commit(Fact{Session: s.ID, Left: true}, true, func(f Fact, _ time.Duration) {
+	fact := r.factOf(s)
+	fact.Left = true
+	r.outbox.commit(fact, true, func(f Fact, _ time.Duration) {
 		r.settleEnd(f, mayBeOpen)
 		if ev.Stream != 0 {
 			r.emit(CloseStream{Stream: ev.Stream, Left: true})
@@ -153,7 +181,9 @@ func (r *routers) acknowledge(ev SessionAck) {
 // it; nil: it has expired.
 func (r *routers) remove(s, by *member.Session) {
 	r.ending(s)
-	r.outbox.commit(Fact{Session: s.ID, Left: true}, by != nil, func(f Fact, _ time.Duration) {
+	fact := r.factOf(s)
+	fact.Left = true
+	r.outbox.commit(fact, by != nil, func(f Fact, _ time.Duration) {
 		r.settleEnd(f, true)
 		if by != nil {
 			r.members.DeathRecorded(by)

@@ -342,6 +342,12 @@ type Fact struct {
 	Declared *Declaration
 	// Earlier: it stands for all routers of an earlier journal: see EarlierSession.
 	Earlier bool
+	// MaxStale is set for a session, its end and its declaration: that of the router. Its routes
+	// are stale after this or after the MaxStale of the leader, whichever is longer.
+	MaxStale time.Duration
+	// Longer: MaxStale is longer than that of the leader that wrote the fact. An allocator that
+	// does not know MaxStale must not lead while the journal has this fact.
+	Longer bool
 	// Retired is a pod that is never handed out again. After is set if conflicting records named
 	// the pod for that sandbox, at the addresses At: the pod is then not deleted before the fence
 	// of the sandbox is complete.

@@ -41,6 +41,15 @@ func Check(ctx context.Context, store Store) (*Condition, error) {
 	return f.condition(), nil
 }
 
+// Records returns the latest readable record of each key, in no order.
+func (c *Condition) Records() []Record {
+	var all []Record
+	for _, n := range c.ring.newest {
+		all = append(all, n.Record)
+	}
+	return all
+}
+
 // validInOrder returns the undamaged slots that hold a batch, in the order of the log.
 func (c *Condition) validInOrder() []Slot {
 	var order []Slot
@@ -100,7 +109,7 @@ func (c *Condition) Plan(o BeginOptions) (*Beginning, error) {
 	at := c.ring.slot(b.Position)
 	records = slices.Concat(c.ring.needed(at), records)
 	b.first = Slot{
-		Index: at, Version: c.slots[at].Version, Slots: c.Slots, Format: format, Position: b.Position, Term: b.Term,
+		Index: at, Version: c.slots[at].Version, Slots: c.Slots, Format: formatOf(records), Position: b.Position, Term: b.Term,
 		Nonce: o.Nonce(), Records: len(records), Data: codec.encode(b.Journal, records),
 	}
 	for _, i := range c.Missing {
@@ -113,7 +122,9 @@ func (c *Condition) Plan(o BeginOptions) (*Beginning, error) {
 		}
 	}
 	broken := func(i int) bool { return b.create[i] || c.Damaged[i] != nil }
-	slot := func(i int) Slot { return Slot{Index: i, Version: c.slots[i].Version, Slots: c.Slots, Format: format} }
+	slot := func(i int) Slot {
+		return Slot{Index: i, Version: c.slots[i].Version, Slots: c.Slots, Format: formatOf(nil)}
+	}
 	for i := range c.Slots {
 		if broken(i) && last(c.Position, i, c.Slots) == 0 { // it holds no batch yet
 			empty(slot(i))

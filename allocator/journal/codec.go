@@ -10,9 +10,18 @@ import (
 	journalv1 "github.com/berth-sandbox/berth/api/journal/v1"
 )
 
-// format is the version of the batch format that this version writes. api/journal/v1/journal.proto
-// says when it must change.
-const format = 1
+// format is the latest version of the batch format that this version reads. api/journal/v1/journal.proto
+// says when it must change. A batch is written in the lowest format that its records allow.
+const format = 2
+
+// formatOf returns the format of a batch of records.
+func formatOf(records []Record) int {
+	lowest := 1
+	for _, r := range records {
+		lowest = max(lowest, r.Format)
+	}
+	return lowest
+}
 
 // Bounds of one batch in bytes, before compression. Incompressible data grows by a third as base64,
 // and etcd accepts requests of up to 1.5 MiB.
@@ -83,7 +92,7 @@ func (c *codec) decode(data []byte) (b batch, err error) {
 		if err != nil {
 			return b, fmt.Errorf("decode record %d: %w", i, err)
 		}
-		b.records = append(b.records, Record{Key: head.Key, Term: head.Term, Counter: head.Counter, Raw: raw})
+		b.records = append(b.records, Record{Key: head.Key, Term: head.Term, Counter: head.Counter, Format: int(head.Format), Raw: raw})
 	}
 	return b, nil
 }

@@ -256,7 +256,7 @@ func (l *Log) begin(ctx context.Context, have []Slot) error {
 			return ErrDeposed
 		}
 		call, cancel := context.WithTimeout(ctx, l.o.CallTimeout)
-		_, err := l.o.Store.Create(call, Slot{Index: index, Slots: n, Format: format})
+		_, err := l.o.Store.Create(call, Slot{Index: index, Slots: n, Format: formatOf(nil)})
 		cancel()
 		if err != nil && !errors.Is(err, ErrExists) {
 			return fmt.Errorf("create slot %d: %w", index, err)
@@ -269,7 +269,7 @@ func (l *Log) begin(ctx context.Context, have []Slot) error {
 func (l *Log) batch(slot Slot, position uint64, slots int, records []Record) Slot {
 	data := l.codec.encode(l.renewed.Journal, records)
 	return Slot{
-		Index: slot.Index, Version: slot.Version, Slots: slots, Format: format,
+		Index: slot.Index, Version: slot.Version, Slots: slots, Format: formatOf(records),
 		Position: position, Term: l.renewed.Term, Nonce: l.o.Nonce(), Records: len(records), Data: data, sum: sha256.Sum256(data),
 	}
 }

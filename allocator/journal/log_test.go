@@ -12,6 +12,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
+
+	journalv1 "github.com/berth-sandbox/berth/api/journal/v1"
 )
 
 // whole is a log of four slots that ends at position 6, as a leader left it.
@@ -40,7 +43,7 @@ func TestOpenRefusesADamagedLogWithTheReason(t *testing.T) {
 		{"the last is missing", func(s []Slot) []Slot { return s[:3] }, ErrMissing, "slot 3 of 4"},
 		{"there is one too many", func(s []Slot) []Slot { return append(s, Slot{Index: 4, Slots: 4, Format: 1}) }, ErrDamaged, "4"},
 		{"another number of slots", func(s []Slot) []Slot { s[1].Slots = 8; return s }, ErrDamaged, "slot 1 says that there are 8 slots"},
-		{"a later format", func(s []Slot) []Slot { s[1].Format = 2; return s }, ErrFormat, "slot 1 is of format 2"},
+		{"a later format", func(s []Slot) []Slot { s[1].Format = format + 1; return s }, ErrFormat, "slot 1 is of format 3"},
 		{"a slot from an older backup", func(s []Slot) []Slot { s[1].Position = 1; return s }, ErrDamaged, "slot 1 holds position 1"},
 		{"a slot that was emptied", func(s []Slot) []Slot { s[3].Position = 0; return s }, ErrDamaged, "slot 3 holds position 0"},
 		{"a position of another slot", func(s []Slot) []Slot { s[1].Position = 6; return s }, ErrDamaged, "slot 1 holds position 6"},
@@ -202,6 +205,41 @@ func TestLargeCommitIsSplitIntoBatches(t *testing.T) {
 	require.LessOrEqual(t, m.most, maxBatch+maxBatch/16)
 	_, found := open(t, m)
 	require.Len(t, found, 3001)
+}
+
+// A version that does not know a format stops at any slot of it. So only what it must not overlook keeps
+// it from leading.
+func TestBatchHasTheLowestFormatOfItsRecords(t *testing.T) {
+	m := &memory{slots: map[int]Slot{}}
+	l, _ := open(t, m)
+	formats := func() (all []int) {
+		for i := range Slots {
+			if m.slots[i].Format > 1 {
+				all = append(all, i)
+			}
+		}
+		return all
+	}
+	require.Empty(t, formats())
+	raw, err := proto.Marshal(&journalv1.Record{Key: "new", Term: 1, Counter: 1, Format: 2})
+	require.NoError(t, err)
+	require.NoError(t, l.Commit(t.Context(), []Record{{Key: "new", Term: 1, Counter: 1, Format: 2, Raw: raw}}))
+	at := l.ring.slot(l.Position())
+	require.Equal(t, []int{at}, formats())
+	around := func() {
+		l, _ = open(t, m) // the next leader has only what is in the slots
+		for i := range uint64(Slots) {
+			require.NoError(t, l.Commit(t.Context(), []Record{record("other", 1, 2+i)}))
+		}
+	}
+	around()
+	require.Len(t, formats(), 1, "the record was carried")
+	l, _ = open(t, m)
+	l.Settle("new", 1, 1)
+	for i := range uint64(Slots) {
+		require.NoError(t, l.Commit(t.Context(), []Record{record("other", 1, 2+i)}))
+	}
+	require.Empty(t, formats(), "it was settled")
 }
 
 func TestJoinedRecordsAreInOneBatch(t *testing.T) {

@@ -6,6 +6,8 @@ type Record struct {
 	Key string
 	// Term and Counter are the revision of the state.
 	Term, Counter uint64
+	// Format is the lowest format of a batch that may hold it; 0: every format may.
+	Format int
 	// Raw is the encoded berth.journal.v1.Record, including the other fields.
 	Raw []byte
 	// Joined: Commit writes it in one batch with the record before it. Records that are joined have

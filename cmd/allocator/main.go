@@ -24,6 +24,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator"
 	"github.com/berth-sandbox/berth/allocator/access"
+	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	apirest "github.com/berth-sandbox/berth/allocator/rest"
@@ -52,7 +53,7 @@ type flags struct {
 	AdminListen      string        `default:"127.0.0.1:9902" help:"Address of /healthz, /readyz, /leaderz, /metrics and, for connections to a loopback address, /debug/pprof."`
 	KubeQPS          float32       `name:"kube-qps" default:"0" placeholder:"REQUESTS-PER-SECOND" help:"Client-side limit of requests per second to the API server. 0: none; the API server's priority and fairness applies."`
 	KubeBurst        int           `default:"100" placeholder:"REQUESTS" help:"Burst for --kube-qps."`
-	MaxStale         time.Duration `default:"15m" help:"How long a fence waits for a router that sends no pings. A router whose own --max-stale is larger is refused: to raise it, begin with the allocators; to lower it, begin with the routers."`
+	MaxStale         time.Duration `default:"15m" help:"How long a fence waits for a router that sends no pings, 1s to 24h. For a router whose own --max-stale is longer it waits for that one."`
 	PodSecurity      string        `default:"baseline" help:"What a pool's pods may ask for: baseline (the Pod Security Standard of that name, and no service account token) or privileged (anything)."`
 	ConnectWindow    time.Duration `default:"5s" help:"How long an admitted request may need to open its connection: at least as long as Envoy's retries take. It is also the shortest idle timeout. A pod that another client deletes serves on for longer than this and a failover (--lease-duration); a change replaces idle pods."`
 	ReapDryRun       bool          `help:"Only log which idle sandboxes would be released. Ends and lifetimes still apply."`
@@ -325,8 +326,8 @@ func (f *flags) check() (*url.URL, error) {
 	if f.PodSecurity != pools.PolicyBaseline && f.PodSecurity != pools.PolicyPrivileged {
 		errs = append(errs, fmt.Errorf("--pod-security %q: must be %s or %s", f.PodSecurity, pools.PolicyBaseline, pools.PolicyPrivileged))
 	}
-	if f.MaxStale < time.Second {
-		errs = append(errs, fmt.Errorf("--max-stale %v: must be at least 1s", f.MaxStale))
+	if f.MaxStale < time.Second || f.MaxStale > controlserver.MaxMaxStale {
+		errs = append(errs, fmt.Errorf("--max-stale %v: must be 1s to %v", f.MaxStale, controlserver.MaxMaxStale))
 	}
 	if f.ConnectWindow < envoy.ConnectWindow {
 		errs = append(errs, fmt.Errorf("--connect-window %v: must be at least %v, the time that Envoy's retries and a stall may take", f.ConnectWindow, envoy.ConnectWindow))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 	"github.com/berth-sandbox/berth/extproc"
+	"github.com/berth-sandbox/berth/extproc/controlclient"
 )
 
 type flags struct {
@@ -28,7 +29,7 @@ type flags struct {
 	HealthListen  string        `help:"Address of a listener, ip:port, with only /healthz, /readyz and /metrics, for probes from outside the pod. Empty: only the admin listener has them."`
 	ControlTLSDir string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators. Changed files are read again. Empty: no TLS, and allocators must be on loopback."`
 	CacheSize     int           `default:"100000" placeholder:"ROUTES" help:"Maximum number of routes to keep, 1 or more."`
-	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator, 1s or more. An allocator with a shorter --max-stale refuses this router."`
+	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator, 1s to 24h. It may differ from that of the allocators: fences wait for the longer one."`
 	ShutdownAfter time.Duration `default:"10s" help:"How long a shutdown may take, above 0: requests in progress first, then Goodbye to the leader, which gets at least the last 2s, or half of a shutdown shorter than 4s. It should be longer than a failover of the allocator."`
 	GRPCGo        bool          `name:"grpc-go" help:"Serve the socket with grpc-go instead of Berth's own HTTP/2 server. It takes about twice the CPU. Both answer the same."`
 	LogLevel      string        `default:"info" help:"debug, info, warn or error."`
@@ -71,8 +72,8 @@ func (f *flags) check() ([]netip.Prefix, error) {
 	if f.CacheSize < 1 {
 		errs = append(errs, fmt.Errorf("--cache-size %d: must be at least 1", f.CacheSize))
 	}
-	if f.MaxStale < time.Second {
-		errs = append(errs, fmt.Errorf("--max-stale %v: must be at least 1s", f.MaxStale))
+	if f.MaxStale < time.Second || f.MaxStale > controlclient.MaxMaxStale {
+		errs = append(errs, fmt.Errorf("--max-stale %v: must be 1s to %v", f.MaxStale, controlclient.MaxMaxStale))
 	}
 	if f.ShutdownAfter <= 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-after %v: must be positive", f.ShutdownAfter))

@@ -86,6 +86,9 @@ type DeadRouters interface {
 	Forget(ids []string) error
 }
 
+// MaxMaxStale bounds Options.MaxStale: an allocator takes no longer one.
+const MaxMaxStale = 24 * time.Hour
+
 // Options configure a Client. All are required unless they say otherwise.
 type Options struct {
 	// Allocators are control addresses, host:port, tried in turn. One reachable replica is
@@ -94,8 +97,7 @@ type Options struct {
 	Allocators []string
 	// RouterID identifies this process: random, 16 to 64 characters of [a-z0-9-].
 	RouterID string
-	// MaxStale is how long the cache may be served after the last answered ping. An
-	// allocator with a shorter limit refuses the session, and the router tries again.
+	// MaxStale is how long the cache may be served after the last answered ping, at most 24 h.
 	MaxStale time.Duration
 	// PingInterval is the time between pings. A stream is dropped when no ping was answered
 	// for 5 of them. Default 1 s.

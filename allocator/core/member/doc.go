@@ -26,7 +26,8 @@
 //   - Its router says Goodbye.
 //   - Another router proves that its process has ended.
 //   - The declaration of an operator is durable.
-//   - It expires: Config.Expiry has passed since its last ping, so its routes are stale.
+//   - It expires: the expiry of its max-stale has passed since its last ping, so its routes are
+//     stale.
 //
 // # Guarantees
 //
@@ -34,7 +35,8 @@
 //   - A stream belongs to one session, and a session has one stream at most.
 //   - A ping is answered only when the session is durable and every death that its router has
 //     reported is durable. The router forgets its proof of a death when it gets the pong.
-//   - The last ping of a session never goes back.
+//   - The last ping of a session never goes back, nor does its max-stale.
+//   - No router joins while its max-stale is longer than the journal says.
 //   - No router joins under an ID that is banned.
 //   - Sessions are listed by ID, so the same events have the same effects.
 //

@@ -10,8 +10,9 @@ import (
 
 // Config is fixed for the life of a Ledger. All fields are required.
 type Config struct {
-	// Expiry is how long after the receipt of its last ping a router may still serve its routes.
-	Expiry time.Duration
+	// Expiry returns how long after the receipt of its last ping a router with this max-stale may
+	// still serve its routes.
+	Expiry func(maxStale time.Duration) time.Duration
 	// ConnectWindow is how long a request that was admitted may need to open its connection. The
 	// session of an earlier journal lasts that much longer than others, because pods that are
 	// handed out after its end have no fence that waits for the window.
@@ -30,6 +31,8 @@ type Session struct {
 	Durable bool
 	// Earlier: it stands for all routers of an earlier journal.
 	Earlier bool
+	// MaxStale is how long the router serves its routes without an answer. It only grows.
+	MaxStale time.Duration
 	// LastPing is an upper bound of when a leader last heard the router. It is later than the join
 	// if another leader may have heard the router since. HeardAt is when this leader last heard
 	// it; 0: never.
@@ -41,6 +44,7 @@ type Session struct {
 	pinged      bool // the ping of this nonce is not answered yet
 	nonce       uint64
 	deaths      int // that it has reported and that are not durable yet
+	raising     int // of its MaxStale that are not durable yet
 	declaration *Declaration
 	ended       bool
 	routes      []sentRoute // that it has not acknowledged
@@ -124,6 +128,21 @@ func (l *Ledger) Add(s Session) *Session {
 	return &s
 }
 
+// Raise notes that the max-stale of a router is longer than its session says. It reports whether it
+// is: the session must then be journaled again, and Raised follows. Until then the router may not
+// join.
+func (l *Ledger) Raise(s *Session, maxStale time.Duration) bool {
+	if maxStale <= s.MaxStale {
+		return false
+	}
+	s.MaxStale = maxStale
+	s.raising++
+	return true
+}
+
+// Raised notes that the longer max-stale of a session is in the journal.
+func (l *Ledger) Raised(s *Session) { s.raising-- }
+
 // MayJoin reports whether a router may join under an ID. If that was declared dead, and the
 // declaration can still be withdrawn, the router lives: withdrawn are then the callers of the
 // declaration. Banned: the router must choose another ID. Otherwise it may try again.
@@ -132,6 +151,9 @@ func (l *Ledger) MayJoin(id string) (ok, banned bool, withdrawn []uint64) {
 		return false, true, nil
 	}
 	s := l.Get(id)
+	if s != nil && s.raising > 0 {
+		return false, false, nil
+	}
 	if s == nil || s.declaration == nil {
 		return true, false, nil
 	}
@@ -145,9 +167,9 @@ func (l *Ledger) MayJoin(id string) (ok, banned bool, withdrawn []uint64) {
 
 // Join connects a router that may join. Its session has no stream. isNew: the session must be
 // journaled.
-func (l *Ledger) Join(id, from string, stream uint64, now time.Duration) (s *Session, isNew bool) {
+func (l *Ledger) Join(id, from string, maxStale time.Duration, stream uint64, now time.Duration) (s *Session, isNew bool) {
 	if s = l.Get(id); s == nil {
-		s, isNew = l.Add(Session{ID: id}), true
+		s, isNew = l.Add(Session{ID: id, MaxStale: maxStale}), true
 	}
 	s.From, s.Stream, s.pinged = from, stream, false
 	s.heard(now)
@@ -285,10 +307,11 @@ func (l *Ledger) Expired(now time.Duration) (all []*Session) {
 
 // ExpiresAt is when a session expires if its router is not heard again.
 func (l *Ledger) ExpiresAt(s *Session) time.Duration {
+	at := s.LastPing + l.cfg.Expiry(s.MaxStale)
 	if s.Earlier {
-		return s.LastPing + l.cfg.Expiry + l.cfg.ConnectWindow
+		at += l.cfg.ConnectWindow
 	}
-	return s.LastPing + l.cfg.Expiry
+	return at
 }
 
 // Returns is for how much longer a router that is not connected may be about to come back: this
@@ -334,8 +357,8 @@ func (l *Ledger) Declare(s *Session, token uint64) (d *Declaration, isNew bool) 
 }
 
 // Ban refuses the ID of a router that was declared dead until its routes must be stale.
-func (l *Ledger) Ban(id string, fact Revision, fences int, now time.Duration) {
-	l.bans[id] = Ban{Session: id, Until: now + l.cfg.Expiry, Fact: fact, Fences: fences}
+func (l *Ledger) Ban(id string, fact Revision, fences int, until time.Duration) {
+	l.bans[id] = Ban{Session: id, Until: until, Fact: fact, Fences: fences}
 }
 
 // Banned returns the ban of an ID, if there is one.

@@ -20,13 +20,13 @@ const (
 )
 
 func ledger() *member.Ledger {
-	return member.New(member.Config{Expiry: expiry, ConnectWindow: window, ReturnWithin: absent})
+	return member.New(member.Config{Expiry: func(maxStale time.Duration) time.Duration { return max(maxStale, expiry) }, ConnectWindow: window, ReturnWithin: absent})
 }
 
 func TestPingWaitsForRecordAndReportedDeaths(t *testing.T) {
 	l := ledger()
-	x, _ := l.Join("x", "", 1, 0)
-	r, isNew := l.Join("r", "", 2, 0)
+	x, _ := l.Join("x", "", 0, 1, 0)
+	r, isNew := l.Join("r", "", 0, 2, 0)
 	require.True(t, isNew)
 	require.Same(t, r, l.Ping(2, 7, 0))
 	_, ok := l.Pong(r)
@@ -66,7 +66,7 @@ func TestReturningRouterWithdrawsItsDeclaration(t *testing.T) {
 
 func TestBannedRouterMustWaitForItsExpiry(t *testing.T) {
 	l := ledger()
-	l.Ban("r", member.Revision{Term: 1, Counter: 2}, 3, 0)
+	l.Ban("r", member.Revision{Term: 1, Counter: 2}, 3, expiry)
 	ok, banned, _ := l.MayJoin("r")
 	require.True(t, !ok && banned)
 	require.Empty(t, l.Lift(expiry))
@@ -105,8 +105,14 @@ type router struct {
 	stream         uint64
 	durable, asked bool
 	lastPing       time.Duration
+	maxStale       time.Duration
+	raising        int
 	deaths         int
 	declaration    *declaration
+}
+
+func (r *router) expiresAt(lastPing time.Duration) time.Duration {
+	return lastPing + max(expiry, r.maxStale)
 }
 
 type declaration struct{ handed, withdrawn bool }
@@ -141,24 +147,34 @@ func (m *model) join() {
 	ok, banned, _ := m.ledger.MayJoin(id)
 	_, mustWait := m.bans[id]
 	require.Equal(m, mustWait, banned)
-	inFlight := r != nil && r.declaration != nil && r.declaration.handed
+	inFlight := r != nil && (r.declaration != nil && r.declaration.handed || r.raising > 0)
 	require.Equal(m, !mustWait && !inFlight, ok)
 	if !ok {
 		return
 	}
+	maxStale := rapid.SampledFrom([]time.Duration{0, 2 * expiry}).Draw(m.T, "max-stale")
 	if r == nil {
-		r = &router{}
+		r = &router{maxStale: maxStale}
 		m.routers[id] = r
 	}
 	if r.declaration != nil {
 		require.True(m, r.declaration.withdrawn)
 		r.declaration = nil
 	}
+	if r.session != nil {
+		raised := m.ledger.Raise(r.session, maxStale)
+		if require.Equal(m, maxStale > r.maxStale, raised); raised {
+			r.maxStale = maxStale
+			r.raising++
+			m.records = append(m.records, func() { r.raising--; m.ledger.Raised(r.session) })
+			return
+		}
+	}
 	if r.stream != 0 {
 		require.Equal(m, r.stream, m.ledger.Disconnect(r.session))
 	}
 	m.stream++
-	s, isNew := m.ledger.Join(id, "", m.stream, m.now)
+	s, isNew := m.ledger.Join(id, "", maxStale, m.stream, m.now)
 	require.Equal(m, r.session == nil, isNew)
 	if isNew {
 		m.records = append(m.records, func() {
@@ -184,8 +200,8 @@ func (m *model) declare() {
 			return
 		}
 		m.end(id, r)
-		m.ledger.Ban(id, member.Revision{}, 0, m.now)
-		m.bans[id] = m.now + expiry
+		m.ledger.Ban(id, member.Revision{}, 0, r.expiresAt(m.now))
+		m.bans[id] = r.expiresAt(m.now)
 	})
 }
 
@@ -262,10 +278,10 @@ func (m *model) actions() map[string]func(*rapid.T) {
 }
 
 func (m *model) time() {
-	m.now += time.Duration(rapid.IntRange(1, 70).Draw(m.T, "seconds")) * time.Second
+	m.now += time.Duration(rapid.IntRange(1, 130).Draw(m.T, "seconds")) * time.Second
 	for _, s := range m.ledger.Expired(m.now) {
 		r := m.routers[s.ID]
-		require.Greater(m, m.now, r.lastPing+expiry)
+		require.Greater(m, m.now, r.expiresAt(r.lastPing))
 		m.end(s.ID, r)
 	}
 	for _, b := range m.ledger.Lift(m.now) {
@@ -282,7 +298,7 @@ func (m *model) check() {
 		s := m.ledger.Get(id)
 		require.Same(m, r.session, s)
 		require.Equal(m, fmt.Sprint(r.stream, r.durable, r.lastPing), fmt.Sprint(s.Stream, s.Durable, s.LastPing))
-		require.LessOrEqual(m, m.now, r.lastPing+expiry, "its routes are stale")
+		require.LessOrEqual(m, m.now, r.expiresAt(r.lastPing), "its routes are stale")
 		require.Equal(m, connected(r) && r.durable, slices.Contains(reachable, s))
 		if r.stream != 0 {
 			require.Same(m, s, m.ledger.OfStream(r.stream))

@@ -285,8 +285,9 @@ type Join struct {
 	// Identifies the router process: random, 16 to 64 characters of [a-z0-9-].
 	RouterId string `protobuf:"bytes,1,opt,name=router_id,json=routerId,proto3" json:"router_id,omitempty"`
 	// How long the router serves routes after the sending of its last answered Ping, in
-	// nanoseconds, 1 or more. A leader whose fences wait for a shorter time refuses the
-	// session with FAILED_PRECONDITION.
+	// nanoseconds, 1 to 24 hours. The fences of every leader wait for the router for at least
+	// so long. A leader of an earlier version whose own value is shorter refuses the session
+	// with FAILED_PRECONDITION.
 	MaxStaleNanos uint64 `protobuf:"varint,2,opt,name=max_stale_nanos,json=maxStaleNanos,proto3" json:"max_stale_nanos,omitempty"`
 	// The newest message that the router has seen, by the fields of AllocatorMessage: its
 	// journal, the highest term in that journal (at most 2^53), and the highest position in
