@@ -62,6 +62,28 @@ func TestCleanRestoresWhatRestartsKeep(t *testing.T) {
 }
 
 // Invariant: I3
+func TestCleanRestoresOwnersAndModesOfFiles(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give a file to another user")
+	}
+	for _, name := range []string{"etc/resolv.conf", "etc/hostname", "etc/hosts"} {
+		t.Run(name, func(t *testing.T) {
+			root, dir := t.TempDir(), t.TempDir()
+			file := filepath.Join(root, name)
+			write(t, file, "x")
+			require.NoError(t, os.Chmod(file, 0o644|os.ModeSetgid))
+			require.NoError(t, recycle.Clean(root, dir))
+			require.NoError(t, os.Chown(file, 1234, 4321))
+			require.NoError(t, os.Chmod(file, 0o666))
+			require.NoError(t, recycle.Clean(root, dir))
+			var stat unix.Stat_t
+			require.NoError(t, unix.Stat(file, &stat))
+			require.Equal(t, []uint32{0, 0, 0o2644}, []uint32{stat.Uid, stat.Gid, stat.Mode & 0o7777})
+		})
+	}
+}
+
+// Invariant: I3
 func TestCleanRemovesEveryKindOfIPC(t *testing.T) {
 	const private = unix.IPC_PRIVATE
 	for kind, c := range map[string]struct {

@@ -64,6 +64,7 @@ func TestOnlyRestartOfEveryContainerIsProof(t *testing.T) {
 		"another client begins a life":         func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationLife] = "2" },
 		"it is being cleaned":                  func(p *corev1.Pod) { init(p)[0].State = corev1.ContainerState{} },
 		"the kubelet is about to restart all":  func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionTrue },
+		"the kubelet may be about to do so":    func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionUnknown },
 		"it has started before the pod was cleaned": func(p *corev1.Pod) {
 			p.Status.ContainerStatuses[0].State.Running.StartedAt = metav1.NewTime(time.Unix(999, 0))
 		},
@@ -171,6 +172,23 @@ func TestTemplateThatKeepsStateIsNotRecycled(t *testing.T) {
 		"devices are not cleaned: example.com/gpu": func(s *v1alpha1.SandboxPoolSpec) {
 			s.Template.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"example.com/gpu": resource.MustParse("1")}
 		},
+		"resourceClaims: devices are not cleaned": func(s *v1alpha1.SandboxPoolSpec) {
+			s.Template.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
+		},
+		"containers[0].volumeDevices: devices are not cleaned": func(s *v1alpha1.SandboxPoolSpec) {
+			s.Template.Spec.Containers[0].VolumeDevices = []corev1.VolumeDevice{{Name: "disk"}}
+		},
+		"spec.os: only Linux": func(s *v1alpha1.SandboxPoolSpec) { s.Template.Spec.OS = &corev1.PodOS{Name: corev1.Windows} },
+		"spec.containers[0].restartPolicy": func(s *v1alpha1.SandboxPoolSpec) {
+			never := corev1.ContainerRestartPolicyNever
+			s.Template.Spec.Containers[0].RestartPolicy = &never
+		},
+		"berth-life is a volume of Berth": func(s *v1alpha1.SandboxPoolSpec) {
+			s.Template.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: lifeVolume}}
+		},
+		agentName + " is a volume of Berth": func(s *v1alpha1.SandboxPoolSpec) {
+			s.Template.Spec.InitContainers[0].VolumeMounts = []corev1.VolumeMount{{Name: agentName}}
+		},
 		"restartPolicyRules": func(s *v1alpha1.SandboxPoolSpec) {
 			s.Template.Spec.InitContainers[0].RestartPolicyRules = []corev1.ContainerRestartRule{{}}
 		},
@@ -180,7 +198,10 @@ func TestTemplateThatKeepsStateIsNotRecycled(t *testing.T) {
 	}
 	require.NoError(t, CheckRecycle(recyclingPool(func(s *v1alpha1.SandboxPoolSpec) {
 		s.AcceptVolumes = true
-		s.Template.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+		s.Template.Spec.Volumes = []corev1.Volume{
+			{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+			{Name: "own", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
+		}
 	}), settings))
 }
 
@@ -243,10 +264,13 @@ func TestPodThatAdmissionHasChangedIsNotRecycled(t *testing.T) {
 		"a capability": func(p *corev1.Pod) {
 			p.Spec.Containers[0].SecurityContext.Capabilities.Add = []corev1.Capability{netRaw}
 		},
-		"raw packets":     func(p *corev1.Pod) { p.Spec.Containers[0].SecurityContext.Capabilities.Drop = nil },
-		"a runtime":       func(p *corev1.Pod) { p.Spec.RuntimeClassName = new(string) },
-		"one PID space":   func(p *corev1.Pod) { p.Spec.ShareProcessNamespace = &yes },
-		"another version": func(p *corev1.Pod) { p.Labels[v1alpha1.LabelTemplate] = "other" },
+		"raw packets":          func(p *corev1.Pod) { p.Spec.Containers[0].SecurityContext.Capabilities.Drop = nil },
+		"a runtime":            func(p *corev1.Pod) { p.Spec.RuntimeClassName = new(string) },
+		"the node's network":   func(p *corev1.Pod) { p.Spec.HostNetwork = true },
+		"the node's processes": func(p *corev1.Pod) { p.Spec.HostPID = true },
+		"the node's IPC":       func(p *corev1.Pod) { p.Spec.HostIPC = true },
+		"one PID space":        func(p *corev1.Pod) { p.Spec.ShareProcessNamespace = &yes },
+		"another version":      func(p *corev1.Pod) { p.Labels[v1alpha1.LabelTemplate] = "other" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := build()

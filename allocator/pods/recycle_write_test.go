@@ -19,6 +19,7 @@ import (
 
 // Invariant: I3
 func TestRecycleBeginsTheNextLifeOnce(t *testing.T) {
+	const safeToEvict = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 	f := setUp(t)
 	f.pool.Spec.Reuse = v1alpha1.ReuseRecycle
 	create := func(name string) core.PodKey {
@@ -37,7 +38,7 @@ func TestRecycleBeginsTheNextLifeOnce(t *testing.T) {
 	}
 	key := create("recycled")
 	runs("recycled")
-	sandbox := []byte(`{"metadata":{"labels":{"` + v1alpha1.LabelPhase + `":"` + v1alpha1.PhaseReleased + `","` + v1alpha1.LabelSandbox + `":"id0"}}}`)
+	sandbox := []byte(`{"metadata":{"labels":{"` + v1alpha1.LabelPhase + `":"` + v1alpha1.PhaseReleased + `","` + v1alpha1.LabelSandbox + `":"id0"},"annotations":{"` + safeToEvict + `":"false"}}}`)
 	_, err := f.clients.Kubernetes.CoreV1().Pods("default").Patch(t.Context(), "recycled", types.MergePatchType, sandbox, metav1.PatchOptions{})
 	require.NoError(t, err)
 	f.faults.before = func() { // the kubelet reports something after the pod was read
@@ -57,6 +58,7 @@ func TestRecycleBeginsTheNextLifeOnce(t *testing.T) {
 		require.Equal(t, key.Whole().UID+"/1", pods.KeyOf(f.get("recycled")).UID)
 		require.Equal(t, v1alpha1.PhaseWarm, f.get("recycled").Labels[v1alpha1.LabelPhase])
 		require.NotContains(t, f.get("recycled").Labels, v1alpha1.LabelSandbox)
+		require.NotContains(t, f.get("recycled").Annotations, safeToEvict)
 	}
 	require.Empty(t, f.sink.take(), "the watch shows lives in their order")
 	require.Equal(t, "c://berth-clean,c://berth-recycle,c://sandbox", f.get("recycled").Annotations[v1alpha1.AnnotationEnded])
