@@ -86,6 +86,9 @@ func isAgentToken(secret sandboxaccess.Secret, t Target, r *request) bool {
 	return r.agentToken.n == 1 && secret.IsAgentToken(t.ID.String(), string(r.agentToken.first))
 }
 
+// The paths that a request without the agent's token may have.
+const pathFiles, pathHealth = "/files", "/health"
+
 // agentAccess checks whether a request may reach the agent. No other credential of the sandbox opens its
 // port: the agent accepts the agent token only. It checks signatures itself.
 func (d *decider) agentAccess(r *request, t Target, terms *routecache.Terms) *apierror.Error {
@@ -100,11 +103,11 @@ func (d *decider) agentAccess(r *request, t Target, terms *routecache.Terms) *ap
 		if isAgentToken(secret, t, r) {
 			return nil
 		}
-	case path == "/files":
+	case path == pathFiles:
 		if q, err := url.ParseQuery(query); err == nil && len(q["signature"]) == 1 {
 			return nil
 		}
-	case path == "/health" && terms.Access == routecache.Public && string(r.method) == http.MethodGet:
+	case path == pathHealth && terms.Access == routecache.Public && string(r.method) == http.MethodGet:
 		return nil
 	}
 	return t.refuse(apierror.AgentToken, "the agent of this sandbox serves requests with its token: send envdAccessToken of the "+

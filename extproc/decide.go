@@ -57,6 +57,8 @@ type decider struct {
 	o Options
 	// park reports whether one more request may wait, and counts it until release is called.
 	park func() (release func(), ok bool)
+	// full reports whether requests that wait have all the memory that they may have.
+	full func() bool
 	// verdictWait receives how long a request has waited for a verdict.
 	verdictWait func(time.Duration)
 }
@@ -113,6 +115,9 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (admissio
 	target, refusal := d.target(r)
 	if refusal != nil {
 		return admission{}, refusal
+	}
+	if d.full() {
+		return admission{}, target.refuse(apierror.RouterNotReady, "too many requests wait at this gateway; try again")
 	}
 	deadline := time.Now().Add(MaxWait)
 	verdictWait := maxVerdictWait // what is left of it

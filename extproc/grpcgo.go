@@ -55,6 +55,7 @@ func (s *Server) process(stream grpc.ServerStream) error {
 	answer, admitted := c.admitAtOnce()
 	var err error
 	if !admitted {
+		c.keep()
 		answer, admitted, err = c.decide(stream.Context(), s.holderOf(func(a wire.Answer) error { return stream.SendMsg(a) }))
 	}
 	if err == nil {

@@ -107,6 +107,7 @@ func (h *history) decider() *decider {
 			Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")},
 			LookupTimeout: time.Second, Routes: h, Activity: h, Admissions: NewAdmissions(), TeamKeys: &h.keys,
 		},
+		full: func() bool { return false },
 		park: func() (func(), bool) { return func() {}, true }, verdictWait: func(time.Duration) {},
 	}
 }

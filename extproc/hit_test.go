@@ -25,9 +25,9 @@ import (
 // ask returns the encoded answer to an encoded message, without a transport. Envoy has read it.
 func (s *Server) ask(message []byte) ([]byte, error) {
 	h := asker{s}
-	reply, ok := h.Now(message)
-	if !ok {
-		reply = h.Later(context.Background(), message, func([]byte) error { return nil })
+	reply, later := h.Now(message)
+	if later != nil {
+		reply = later(context.Background(), func([]byte) error { return nil })
 	}
 	answer := bytes.Clone(reply.Message)
 	if reply.Open != nil {
@@ -102,7 +102,7 @@ func TestHitAllocatesNothing(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "10.1.2.3:9000", decoded(t, answer).GetDynamicMetadata().AsMap()["berth"].(map[string]any)["dst"])
 			require.Zero(t, testing.AllocsPerRun(200, func() {
-				if reply, ok := (asker{server}).Now(message); !ok {
+				if reply, later := (asker{server}).Now(message); later != nil {
 					t.Error("no hit")
 				} else {
 					reply.Open.Ended(true)

@@ -26,30 +26,27 @@ func (s *Server) overH2() transport {
 // asker answers ext_proc's messages.
 type asker struct{ server *Server }
 
-// Now admits a request whose route is known. Every other answer is for Later, because it may wait, or
+// Now admits a request whose route is known. Every other answer comes later, because it may wait, or
 // writes to the log.
-func (h asker) Now(message []byte) (h2.Reply, bool) {
-	c := h.server.newCall()
-	if c.message.Read(message) == nil {
-		if answer, ok := c.admitAtOnce(); ok {
-			return h2.Reply{Message: answer, Open: c}, true
-		}
-	}
-	c.free()
-	return h2.Reply{}, false
-}
-
-// Later answers what Now did not.
-func (h asker) Later(ctx context.Context, message []byte, send func([]byte) error) h2.Reply {
+func (h asker) Now(message []byte) (h2.Reply, h2.Later) {
 	c := h.server.newCall()
 	if err := c.message.Read(message); err != nil {
 		c.free()
-		return h2.Reply{Status: codes.Internal, Text: "the message is no ProcessingRequest: " + err.Error()}
+		return h2.Reply{Status: codes.Internal, Text: "the message is no ProcessingRequest: " + err.Error()}, nil
 	}
 	if c.message.Other != "" {
 		defer c.free()
-		return h2.Reply{Status: codes.InvalidArgument, Text: c.wrongMessage()}
+		return h2.Reply{Status: codes.InvalidArgument, Text: c.wrongMessage()}, nil
 	}
+	if answer, ok := c.admitAtOnce(); ok {
+		return h2.Reply{Message: answer, Open: c}, nil
+	}
+	c.keep() // here, so that no message waits for a goroutine
+	return h2.Reply{}, func(ctx context.Context, send func([]byte) error) h2.Reply { return h.later(ctx, c, send) }
+}
+
+// later answers what Now did not.
+func (h asker) later(ctx context.Context, c *call, send func([]byte) error) h2.Reply {
 	answer, admitted, err := c.decide(ctx, h.server.holderOf(func(a wire.Answer) error { return send(a) }))
 	switch {
 	case admitted:
@@ -65,35 +62,35 @@ func (h asker) Later(ctx context.Context, message []byte, send func([]byte) erro
 // healthCheck answers Check of grpc.health.v1.
 type healthCheck struct{ server healthv1.HealthServer }
 
-func (healthCheck) Now([]byte) (h2.Reply, bool) { return h2.Reply{}, false }
-
-func (h healthCheck) Later(ctx context.Context, message []byte, _ func([]byte) error) h2.Reply {
+func (h healthCheck) Now(message []byte) (h2.Reply, h2.Later) {
 	request, err := healthRequest(message)
 	if err != nil {
-		return failed(err)
+		return failed(err), nil
 	}
-	response, err := h.server.Check(ctx, request)
-	if err != nil {
-		return failed(err)
+	return h2.Reply{}, func(ctx context.Context, _ func([]byte) error) h2.Reply {
+		response, err := h.server.Check(ctx, request)
+		if err != nil {
+			return failed(err)
+		}
+		answer, err := proto.Marshal(response)
+		if err != nil {
+			return failed(err)
+		}
+		return h2.Reply{Message: answer}
 	}
-	answer, err := proto.Marshal(response)
-	if err != nil {
-		return failed(err)
-	}
-	return h2.Reply{Message: answer}
 }
 
 // healthWatch answers Watch of grpc.health.v1, until the client ends it.
 type healthWatch struct{ server healthv1.HealthServer }
 
-func (healthWatch) Now([]byte) (h2.Reply, bool) { return h2.Reply{}, false }
-
-func (h healthWatch) Later(ctx context.Context, message []byte, send func([]byte) error) h2.Reply {
+func (h healthWatch) Now(message []byte) (h2.Reply, h2.Later) {
 	request, err := healthRequest(message)
-	if err == nil {
-		err = h.server.Watch(request, &healthStream{ctx: ctx, send: send})
+	if err != nil {
+		return failed(err), nil
 	}
-	return failed(err)
+	return h2.Reply{}, func(ctx context.Context, send func([]byte) error) h2.Reply {
+		return failed(h.server.Watch(request, &healthStream{ctx: ctx, send: send}))
+	}
 }
 
 func healthRequest(message []byte) (*healthv1.HealthCheckRequest, error) {

@@ -11,8 +11,8 @@ import (
 // request is the part of a request that the router reads. Package envoy configures Envoy to
 // send nothing else.
 //
-// All its values are views into the buffer of the message, and end with the call of Process. What
-// outlives the call, or is used while other requests run, must be a copy: a key, a number or a string.
+// All its values are views into the buffer of the message, or of what keep has copied, and end with the call of
+// Process. What outlives the call, or is used while other requests run, must be a copy: a key, a number or a string.
 type request struct {
 	authority, method, path, requestID []byte
 	// Headers that may name a sandbox.
@@ -90,6 +90,31 @@ func readHeaders(headers []wire.Header) request {
 	return r
 }
 
+// keep copies what a decision still reads into memory of its own, and forgets the rest. It returns the number of
+// bytes.
+func (r *request) keep(hosts *Hosts) int {
+	if !hosts.readsPath(r) {
+		r.path = nil
+	}
+	r.contentType = r.contentType[:min(len(r.contentType), len(grpcType)+1)]
+	all := [...]*[]byte{
+		&r.authority, &r.method, &r.path, &r.requestID, &r.e2bID.first, &r.e2bPort.first, &r.id.first, &r.port.first,
+		&r.token.first, &r.agentToken.first, &r.cookie.first, &r.key.first, &r.link,
+		&r.fetchSite, &r.fetchMode, &r.fetchDest, &r.origin, &r.contentType,
+	}
+	size := 0
+	for _, value := range all {
+		size += len(*value)
+	}
+	own := make([]byte, 0, size)
+	for _, value := range all {
+		begin := len(own)
+		own = append(own, *value...)
+		*value = own[begin:len(own):len(own)]
+	}
+	return size
+}
+
 // namesTarget reports whether a header names a sandbox or its port.
 func (r *request) namesTarget() bool {
 	return r.e2bID.n+r.e2bPort.n+r.id.n+r.port.n > 0
@@ -124,8 +149,11 @@ func (r *request) client() client {
 	return program
 }
 
+// grpcType is the media type of gRPC, without what may follow it.
+const grpcType = "application/grpc"
+
 // isGRPC reports whether Envoy treats the request as gRPC. It does not for gRPC-Web.
 func isGRPC(contentType []byte) bool {
-	rest, ok := bytes.CutPrefix(contentType, []byte("application/grpc"))
+	rest, ok := bytes.CutPrefix(contentType, []byte(grpcType))
 	return ok && (len(rest) == 0 || rest[0] == '+')
 }

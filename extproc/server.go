@@ -10,6 +10,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -62,6 +63,7 @@ type Server struct {
 	transport transport
 	health    *health.Server
 	held      atomic.Int64
+	waiting   atomic.Int64 // bytes, see maxWaiting
 	// connections is the number of open connections.
 	connections atomic.Int64
 	calls       sync.Pool // of *call
@@ -97,6 +99,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.calls.New = func() any { return &call{server: s} }
 	s.decider.park = s.park
+	s.decider.full = func() bool { return s.waiting.Load() > maxWaiting }
 	s.decider.verdictWait = func(waited time.Duration) { s.metrics.quiesced.Observe(waited.Seconds()) }
 	if s.metrics, err = newMetrics(o.Metrics, o.Admissions.Unread, s.held.Load); err != nil {
 		return nil, fmt.Errorf("extproc: register metrics: %w", err)
@@ -122,7 +125,7 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("router socket: %w", err)
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: temporary, Net: "unix"})
+	l, err := listenUnix(ctx, temporary)
 	if err != nil {
 		return nil, fmt.Errorf("router socket: %w", err)
 	}
@@ -136,6 +139,31 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	return l, nil
 }
 
+// socketMode lets the user and the group of the router connect, as Envoy's admin socket does.
+const socketMode = 0o660
+
+// listenUnix listens at a path, with socketMode whatever the umask is. The mode is set before the socket listens: until
+// then nobody can connect.
+func listenUnix(ctx context.Context, path string) (*net.UnixListener, error) {
+	// bind(2) gives the file of a socket the mode of the socket itself, less the umask.
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		controlErr := c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), socketMode) })
+		return cmp.Or(controlErr, err)
+	}}
+	l, err := config.Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	unix := l.(*net.UnixListener)
+	// The umask may have made it narrower. Nobody else knows this path.
+	if err := os.Chmod(path, socketMode); err != nil {
+		unix.SetUnlinkOnClose(true)
+		return nil, errors.Join(err, unix.Close())
+	}
+	return unix, nil
+}
+
 // temporaryName is the path at which this process binds its socket before the rename.
 func temporaryName(socket string) string { return fmt.Sprintf("%s.%d", socket, os.Getpid()) }
 
@@ -147,19 +175,28 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// counting counts the open connections of a listener.
+// maxConnections bounds the open connections. Envoy has one for each of its workers, and the chart allows 1,024 of these.
+const maxConnections = 1024
+
+// counting counts the open connections of a listener, and closes those above maxConnections at once.
 type counting struct {
 	net.Listener
 	server *Server
 }
 
 func (l counting) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if l.server.connections.Add(1) <= maxConnections {
+			return &counted{Conn: c, server: l.server}, nil
+		}
+		l.server.connections.Add(-1)
+		_ = c.Close()
+		l.server.refusals.Warn("a connection to the router's socket was closed: too many are open", zap.Int("open", maxConnections))
 	}
-	l.server.connections.Add(1)
-	return &counted{Conn: c, server: l.server}, nil
 }
 
 type counted struct {
@@ -210,7 +247,8 @@ const maxKeptAnswer = 1 << 10
 type call struct {
 	server    *Server
 	message   wire.Request
-	request   request // views into message
+	request   request // views into message, until keep
+	kept      int     // bytes of waiting that are this call's
 	admission admission
 	answer    wire.Answer // of the admission
 }
@@ -220,7 +258,8 @@ func (s *Server) newCall() *call { return s.calls.Get().(*call) }
 // free ends the call. Nothing that outlives it is a view into its message.
 func (c *call) free() {
 	c.message.Reset()
-	c.request, c.admission = request{}, admission{}
+	c.server.waiting.Add(-int64(c.kept))
+	c.request, c.admission, c.kept = request{}, admission{}, 0
 	if cap(c.answer) > maxKeptAnswer {
 		c.answer = nil
 	}
@@ -241,6 +280,20 @@ func (c *call) wrongMessage() string {
 	return fmt.Sprintf("expected request headers, got %s: check the processing mode in Envoy's configuration", c.message.Other)
 }
 
+const (
+	// waitCost is what a request costs that waits, beside what it keeps: two goroutines' stacks and a stream.
+	waitCost = 16 << 10
+	// maxWaiting bounds the bytes of all requests that wait. The chart gives the router 256 MiB.
+	maxWaiting = 64 << 20
+)
+
+// keep has the call keep what a decision reads of its message, and nothing else. A request that waits keeps it.
+func (c *call) keep() {
+	c.kept = waitCost + c.request.keep(&c.server.decider.o.Hosts)
+	c.server.waiting.Add(int64(c.kept))
+	c.message = wire.Request{}
+}
+
 // admitAtOnce admits the request if that needs no wait, and returns the answer. See admit.
 func (c *call) admitAtOnce() (answer wire.Answer, ok bool) {
 	if c.message.Other != "" {
@@ -254,11 +307,10 @@ func (c *call) admitAtOnce() (answer wire.Answer, ok bool) {
 	return c.admit(a), true
 }
 
-// decide decides about the request, which may wait until ctx ends. It returns the answer, and whether the
+// decide decides about the request that keep has kept, which may wait until ctx ends. It returns the answer, and whether the
 // request is admitted. See admit.
 func (c *call) decide(ctx context.Context, hold holder) (answer wire.Answer, admitted bool, err error) {
 	s, r := c.server, &c.request
-	c.request = readHeaders(c.message.Headers)
 	admission, refusal := s.decider.decide(ctx, r, hold)
 	if refusal != nil {
 		refusal.RequestID = string(r.requestID)

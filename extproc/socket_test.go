@@ -2,10 +2,12 @@ package extproc
 
 import (
 	"context"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -157,5 +159,47 @@ func TestEnvoyConnectionsAreCounted(t *testing.T) {
 		require.NoError(t, conn.Close())
 		require.Eventually(t, func() bool { return server.Connections() == 1-i }, soon, time.Millisecond)
 	}
+	server.stop(soon)
+}
+
+// The umask of the process is that of whoever starts it.
+func TestSocketModeIsTheSameWhateverTheUmask(t *testing.T) {
+	for _, mask := range []int{0, 0o022, 0o077, 0o777} {
+		socket := filepath.Join(t.TempDir(), "s")
+		o, _, _ := newOptions(t, socket)
+		server, err := New(o)
+		require.NoError(t, err)
+		before := syscall.Umask(mask)
+		l, err := server.Listen(t.Context())
+		syscall.Umask(before)
+		require.NoError(t, err)
+		info, err := os.Stat(socket)
+		require.NoError(t, err)
+		require.Equal(t, os.ModeSocket|0o660, info.Mode(), "umask %#o", mask)
+		require.NoError(t, l.Close())
+	}
+}
+
+func TestConnectionsAboveTheBoundAreClosed(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	o, cache, _ := newOptions(t, socket)
+	cache.Put("abc", podRoute)
+	server := serve(t, o)
+	before := dial(t, socket)
+	_, err := ask(t, before, get("9000-abc."+domain))
+	require.NoError(t, err)
+	open := server.connections.Swap(maxConnections)
+	c, err := net.Dial("unix", socket)
+	require.NoError(t, err)
+	defer c.Close()
+	require.NoError(t, c.SetDeadline(time.Now().Add(soon)))
+	_, err = io.ReadAll(c)
+	require.NoError(t, err, "it must be closed at once")
+	require.EqualValues(t, maxConnections, server.Connections())
+	_, err = ask(t, before, get("9000-abc."+domain))
+	require.NoError(t, err)
+	server.connections.Store(open)
+	_, err = ask(t, dial(t, socket), get("9000-abc."+domain))
+	require.NoError(t, err)
 	server.stop(soon)
 }

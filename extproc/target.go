@@ -84,6 +84,13 @@ func (h *Hosts) target(r *request) (Target, *apierror.Error) {
 	return Target{}, home
 }
 
+// readsPath reports whether a decision about a request reads its path: to find the sandbox, or because some paths open
+// the agent's port without its token.
+func (h *Hosts) readsPath(r *request) bool {
+	return h.Paths && h.shared(r) && !r.namesTarget() ||
+		bytes.HasPrefix(r.path, []byte(pathFiles)) || bytes.HasPrefix(r.path, []byte(pathHealth))
+}
+
 // gateway reports whether headers name the sandbox at this host. A host is in the form of hostName.
 func (h *Hosts) gateway(host []byte) bool {
 	return string(host) == h.Domain || slices.ContainsFunc(h.Gateways, func(g string) bool { return string(host) == g })

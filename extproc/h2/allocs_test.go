@@ -2,7 +2,6 @@ package h2
 
 import (
 	"bytes"
-	"context"
 	"io"
 	"net"
 	"testing"
@@ -44,10 +43,8 @@ func scripted(t testing.TB, n int) script {
 // always keeps every call open, without memory of its own.
 type always struct{ reply Reply }
 
-func (a *always) Now([]byte) (Reply, bool) { return a.reply, true }
-func (a *always) Ended(bool)               {}
-
-func (a *always) Later(context.Context, []byte, func([]byte) error) Reply { return a.reply }
+func (a *always) Now([]byte) (Reply, Later) { return a.reply, nil }
+func (a *always) Ended(bool)                {}
 
 func newAlways() *always {
 	a := &always{}

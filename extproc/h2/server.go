@@ -15,14 +15,15 @@ import (
 
 // Handler answers the messages of one gRPC method.
 type Handler interface {
-	// Now answers a message if that needs no wait. The goroutine that calls it serves the whole
-	// connection. message is valid during the call only.
-	Now(message []byte) (reply Reply, ok bool)
-	// Later answers a message that Now did not answer. It runs in a goroutine of its own, and may wait
-	// until ctx ends, which it does when the stream or the server ends. send sends a message before the
-	// reply. message belongs to Later.
-	Later(ctx context.Context, message []byte, send func(message []byte) error) Reply
+	// Now answers a message if that needs no wait. Otherwise it returns what answers it. The goroutine
+	// that calls it serves the whole connection. message is valid during the call only: what later
+	// needs of it, later has copied.
+	Now(message []byte) (reply Reply, later Later)
 }
+
+// Later answers a message. It runs in a goroutine of its own, and may wait until ctx ends, which it does
+// when the stream or the server ends. send sends a message before the reply.
+type Later func(ctx context.Context, send func(message []byte) error) Reply
 
 // Reply is the answer to a message.
 type Reply struct {

@@ -51,14 +51,15 @@ func newService() *service {
 	return &service{let: make(chan struct{}), blocked: make(chan struct{}, 1<<20), ends: map[string]int{}}
 }
 
-func (s *service) Now(message []byte) (Reply, bool) {
+func (s *service) Now(message []byte) (Reply, Later) {
 	if bytes.Contains(message, []byte("later")) || bytes.Contains(message, []byte("more")) {
-		return Reply{}, false
+		message := bytes.Clone(message)
+		return Reply{}, func(ctx context.Context, send func([]byte) error) Reply { return s.later(ctx, message, send) }
 	}
-	return s.reply(string(message)), true
+	return s.reply(string(message)), nil
 }
 
-func (s *service) Later(ctx context.Context, message []byte, send func([]byte) error) Reply {
+func (s *service) later(ctx context.Context, message []byte, send func([]byte) error) Reply {
 	if bytes.Contains(message, []byte("more")) {
 		if err := send([]byte("more")); err != nil {
 			return Reply{Status: codes.Canceled}
@@ -151,7 +152,7 @@ func (s *service) stream(_ any, stream grpc.ServerStream) error {
 	if err := stream.RecvMsg(&message); err != nil {
 		return nil
 	}
-	r := s.Later(stream.Context(), message, func(m []byte) error { return stream.SendMsg(m) })
+	r := s.later(stream.Context(), message, func(m []byte) error { return stream.SendMsg(m) })
 	if r.Message == nil {
 		return status.Error(r.Status, r.Text)
 	}

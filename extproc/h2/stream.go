@@ -121,18 +121,18 @@ func (c *conn) complete(s *stream) {
 
 // ask has a complete message answered.
 func (c *conn) ask(s *stream, message []byte) {
-	if reply, ok := s.handler.Now(message); ok {
+	reply, later := s.handler.Now(message)
+	if later == nil {
 		c.reply(s, reply)
 		return
 	}
-	message = bytes.Clone(message)
 	ctx, cancel := context.WithCancel(c.server.ctx)
 	c.mu.Lock()
 	s.cancel = cancel
 	c.later++
 	c.mu.Unlock()
 	c.server.running.Go(func() {
-		reply := s.handler.Later(ctx, message, func(m []byte) error { return c.sendMore(s, m) })
+		reply := later(ctx, func(m []byte) error { return c.sendMore(s, m) })
 		cancel()
 		c.reply(s, reply)
 		c.mu.Lock()
