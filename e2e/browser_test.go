@@ -78,7 +78,8 @@ func TestDevServerReloadsInChromiumThroughEnvoy(t *testing.T) {
 func TestLinkOpensAPrivateSandboxInChromium(t *testing.T) {
 	e := withBrowser(t, 1)
 	s, _ := e.claimOf(e.pool, `"timeout":300,"access":"token"`)
-	e.browse("link", "URL="+e.urlOf(8080, s.SandboxID), "OTHER_PORT="+e.urlOf(8081, s.SandboxID), "LINK="+e.linkTo(8080, s.SandboxID, "/hello"))
+	e.browse("link", "URL="+e.urlOf(8080, s.SandboxID), "OTHER_PORT="+e.urlOf(8081, s.SandboxID),
+		"LINK="+e.linkTo(8080, s.SandboxID, "/hello"))
 }
 
 // linkTo makes a link that opens a path of a port.
@@ -98,11 +99,12 @@ func TestSiblingUsesNoCookieOfAPersonInChromium(t *testing.T) {
 	mine, _ := e.claimOf(e.pool, `"timeout":300,"access":"token"`)
 	masked, _ := e.claimOf(e.pool, `"timeout":300,"access":"token","network":{"maskRequestHost":"localhost:${PORT}"}`)
 	links, err := json.Marshal(map[string]string{
-		"MINE": e.linkTo(8080, mine.SandboxID, "/"), "API": e.linkTo(8081, mine.SandboxID, "/"), "MASKED": e.linkTo(8080, masked.SandboxID, "/"),
+		"MINE": e.linkTo(8080, mine.SandboxID, "/"), "API": e.linkTo(8081, mine.SandboxID, "/"),
+		"MASKED": e.linkTo(8080, masked.SandboxID, "/"),
 	})
 	require.NoError(t, err)
-	e.browse("siblings", "LINKS="+string(links), "SIBLING="+e.urlOf(8080, sibling.SandboxID), "MINE="+e.urlOf(8080, mine.SandboxID),
-		"API="+e.urlOf(8081, mine.SandboxID), "MASKED="+e.urlOf(8080, masked.SandboxID))
+	e.browse("siblings", "LINKS="+string(links), "SIBLING="+e.urlOf(8080, sibling.SandboxID),
+		"MINE="+e.urlOf(8080, mine.SandboxID), "API="+e.urlOf(8081, mine.SandboxID), "MASKED="+e.urlOf(8080, masked.SandboxID))
 }
 
 func TestPagesSpeakToPeopleInChromium(t *testing.T) {

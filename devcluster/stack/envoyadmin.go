@@ -27,11 +27,12 @@ func EnvoyAdmin(socket string) *http.Client {
 
 // mistake matches the lines of Envoy's statistics that count what neither the router nor the bootstrap may cause:
 // answers of the router that Envoy does not obey, and scripts that fail. It does not match zero.
-var mistake = regexp.MustCompile(`^envoy_http_(ext_proc_(clear_route_cache_\w*(ignored|disabled)\w*|rejected_header_mutations|` +
-	`override_message_timeout_ignored|spurious_msgs_received|http_not_ok_resp_received)|lua_\w*errors)\{.*\} [^0]`)
+var mistake = regexp.MustCompile(`^envoy_http_(ext_proc_(clear_route_cache_\w*(ignored|disabled)\w*|` +
+	`rejected_header_mutations|override_message_timeout_ignored|spurious_msgs_received|http_not_ok_resp_received)|` +
+	`lua_\w*errors)\{.*\} [^0]`)
 
-// Mistakes returns an error that lists what an Envoy counts of mistakes of its router and its bootstrap. An Envoy that does
-// not answer has none.
+// Mistakes returns an error that lists what an Envoy counts of mistakes of its router and its bootstrap. An Envoy
+// that does not answer has none.
 func Mistakes(ctx context.Context, admin *http.Client) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envoy/stats/prometheus", http.NoBody)
 	if err != nil {
@@ -46,7 +47,7 @@ func Mistakes(ctx context.Context, admin *http.Client) error {
 	lines := bufio.NewScanner(response.Body)
 	for lines.Scan() {
 		if mistake.Match(lines.Bytes()) {
-			all = append(all, fmt.Errorf("Envoy counts a mistake: %s", lines.Text()))
+			all = append(all, fmt.Errorf("a mistake that Envoy counts: %s", lines.Text()))
 		}
 	}
 	return errors.Join(append(all, lines.Err())...)
