@@ -104,7 +104,8 @@ func TestSiblingUsesNoCookieOfAPersonInChromium(t *testing.T) {
 	})
 	require.NoError(t, err)
 	e.browse("siblings", "LINKS="+string(links), "SIBLING="+e.urlOf(8080, sibling.SandboxID),
-		"MINE="+e.urlOf(8080, mine.SandboxID), "API="+e.urlOf(8081, mine.SandboxID), "MASKED="+e.urlOf(8080, masked.SandboxID))
+		"MINE="+e.urlOf(8080, mine.SandboxID), "API="+e.urlOf(8081, mine.SandboxID),
+		"MASKED="+e.urlOf(8080, masked.SandboxID))
 }
 
 func TestPagesSpeakToPeopleInChromium(t *testing.T) {
