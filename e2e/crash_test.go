@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -247,6 +248,34 @@ func TestNothingIsServedWithoutARouter(t *testing.T) {
 	e.reaches(client, s) // the only request that reaches the pod
 	after := e.hits(client, s)
 	require.Equal(t, before+1, after)
+}
+
+// The next leader may answer a claim before the routers have found it. They hold the request meanwhile.
+// Invariant: I8
+func TestFirstRequestAfterAChangeOfLeadersIsServed(t *testing.T) {
+	e := startAlone(t, 2, stack.Options{Allocators: 2})
+	client := e.client()
+	known := e.claim()
+	e.reaches(client, known)
+	for range 3 {
+		e.waitWarm(2)
+		e.reaches(client, e.claim()) // a router has joined this leader
+		leader, err := e.stack.Leader(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, leader.Kill())
+		var a answer
+		require.Eventually(t, func() bool { // at once: the claim must come before the routers
+			a, err = e.callAPI(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":3600,"waitTimeout":20}`, e.pool), e.site.key())
+			return err == nil && a.code == http.StatusCreated
+		}, time.Minute, 5*time.Millisecond)
+		var s openapi.Sandbox
+		require.NoError(t, json.Unmarshal([]byte(a.body), &s))
+		first := e.get(client, e.host(8080, s.SandboxID), "/")
+		require.Equal(t, http.StatusOK, first.code, first.body)
+		require.Equal(t, s.PodName, first.identity(t).Pod)
+		require.Equal(t, http.StatusOK, e.get(client, e.host(8080, known.SandboxID), "/").code)
+		require.NoError(t, leader.Start(t.Context()))
+	}
 }
 
 // Invariant: I8

@@ -85,6 +85,11 @@ func (*routes) Await(ctx context.Context, _ sandboxid.Key, _ routecache.Status) 
 	<-ctx.Done()
 	return ctx.Err()
 }
+func (*routes) AwaitJoined(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
 func (*routes) Holds(sandboxid.Key, routecache.Route) bool { return true }
 
 // recorder is the router's codec. It records the messages that the router gets.

@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -23,6 +24,8 @@ type Routes interface {
 	Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answer, error)
 	// Await waits until a Lookup of id may return another status than answered.
 	Await(ctx context.Context, id sandboxid.Key, answered routecache.Status) error
+	// AwaitJoined waits until the allocator can be asked and routes may be served.
+	AwaitJoined(ctx context.Context) error
 	// Holds reports whether r is still the route of id, and may be served now.
 	Holds(id sandboxid.Key, r routecache.Route) bool
 }
@@ -64,12 +67,15 @@ type decider struct {
 }
 
 const (
-	// MaxWait bounds how long a request waits in the router in all, for lookups and for
+	// MaxWait bounds how long a request waits in the router in all, for lookups, for a leader and for
 	// verdicts. A request that is held for a starting sandbox gets that time in addition:
 	// Envoy is asked for it, and MaxWait then starts again.
 	MaxWait = envoy.MessageTimeout - waitMargin
 	// waitMargin is the part of Envoy's timeout that Envoy and the router need themselves.
 	waitMargin = time.Second
+	// joinPause precedes each repeated lookup. A question may fail although there is a stream: the stream is
+	// about to end, or its queue is full.
+	joinPause = 10 * time.Millisecond
 	// maxVerdictWait bounds the part of MaxWait that is spent on waiting for verdicts.
 	maxVerdictWait = 2 * time.Second
 )
@@ -124,6 +130,12 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (admissio
 	var held context.Context      // set once the request is held for a starting sandbox
 	for {
 		answer, err := d.lookup(ctx, target.ID, deadline)
+		if errors.Is(err, routecache.ErrNotFresh) || errors.Is(err, routecache.ErrDisconnected) {
+			// There is no leader, or this router has not found it yet, while a claim may have been answered.
+			if d.awaitJoined(ctx, deadline) {
+				continue
+			}
+		}
 		if err != nil {
 			return admission{}, target.refuse(apierror.RouterNotReady,
 				"the router does not know at the moment where this sandbox is; try again")
@@ -239,6 +251,19 @@ func (d *decider) admit(
 		a.asked = string(r.authority)
 	}
 	return a, 0, nil
+}
+
+// awaitJoined returns true when a lookup that has failed may be repeated, and false if that is not so before
+// deadline, or if there is no room to wait for it.
+func (d *decider) awaitJoined(ctx context.Context, deadline time.Time) bool {
+	release, ok := d.park()
+	if !ok {
+		return false
+	}
+	defer release()
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	return wait.Sleep(ctx, joinPause) && d.o.Routes.AwaitJoined(ctx) == nil
 }
 
 // awaitVerdict returns true when id may be looked up again, and false if there is no verdict

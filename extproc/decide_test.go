@@ -99,6 +99,7 @@ func TestRefusalsNameReasonAndNoDestination(t *testing.T) {
 				c.request = request{method: []byte("GET"), authority: []byte(host)}
 			}
 			h := always(c.answer, c.err)
+			h.joined = func(context.Context) error { return errors.New("there is no leader") }
 			a, refusal := h.decider().decide(t.Context(), &c.request, unheld)
 			require.Zero(t, a)
 			require.Equal(t, c.code, refusal.Code)

@@ -15,6 +15,8 @@
 //     cannot make Envoy's list of open requests long. See package lastactive.
 //   - No request for a quiesced sandbox is admitted. The request waits for the verdict for up
 //     to 2 s and is then refused. The router never resumes a sandbox by itself.
+//   - A request for a sandbox that the router does not know waits until a leader can be asked, for up to
+//     MaxWait, and is then refused.
 //   - A release is acknowledged only after Envoy has read every answer that was sent before
 //     it. See Admissions.
 //   - Nothing that outlives a call of process is a view into the memory of its message. An encoded

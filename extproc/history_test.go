@@ -21,6 +21,7 @@ type history struct {
 	answer func(ctx context.Context, id string) (routecache.Answer, error)
 	holds  func() bool
 	await  func(ctx context.Context) error
+	joined func(ctx context.Context) error // nil: never
 	began  []begun
 	full   time.Time // until then Begin returns nil and wait
 	wait   time.Duration
@@ -45,6 +46,15 @@ func (h *history) Find(sandboxid.Key) (routecache.Route, bool) {
 func (h *history) Await(ctx context.Context, id sandboxid.Key, _ routecache.Status) error {
 	h.events = append(h.events, "await "+id.String())
 	return h.await(ctx)
+}
+
+func (h *history) AwaitJoined(ctx context.Context) error {
+	h.events = append(h.events, "await joined")
+	if h.joined != nil {
+		return h.joined(ctx)
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
 }
 
 func (h *history) Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answer, error) {

@@ -26,7 +26,7 @@ func newMetrics(reg prometheus.Registerer, unread func() int, held func() int64)
 		m.requests, m.quiesced,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "berth_router_requests_held",
-			Help: "Requests waiting for a sandbox that is starting or quiesced. Above 2,000 further ones are refused.",
+			Help: "Requests waiting for a leader, or for a sandbox that is starting or quiesced. Above 2,000 further ones are refused.",
 		}, func() float64 { return float64(held()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "berth_router_answers_unread",

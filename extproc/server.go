@@ -337,8 +337,8 @@ func (c *call) admit(a admission) wire.Answer {
 }
 
 const (
-	// maxHeld bounds the requests that wait for sandboxes that are starting or quiesced. Each
-	// holds a stream here, and memory in Envoy.
+	// maxHeld bounds the requests that wait for a leader, or for sandboxes that are starting or
+	// quiesced. Each holds a stream here, and memory in Envoy.
 	maxHeld = 2000
 	// maxHold bounds how long one request is held.
 	maxHold = envoy.MaxHold

@@ -175,6 +175,7 @@ func TestRefusalAnswersInPlaceOfSandbox(t *testing.T) {
 	server := serve(t, o)
 	cache.Release("gone", routecache.End{})
 	cache.Release("idle", routecache.End{Reason: "Idle", AtUnix: 1700000000})
+	server.held.Store(maxHeld)
 	conn := dial(t, socket)
 	for host, c := range map[string]struct {
 		code int
@@ -184,7 +185,8 @@ func TestRefusalAnswersInPlaceOfSandbox(t *testing.T) {
 	}{
 		"8080-gone." + domain: {410, codes.NotFound, "sandbox_gone", `{"code":410,"reason":"sandbox_gone","message":"this sandbox has been released","sandboxID":"gone","requestID":"req-1"}`},
 		"8080-idle." + domain: {410, codes.NotFound, "sandbox_gone", `{"code":410,"reason":"sandbox_gone","message":"this sandbox was released at 2023-11-14T22:13:20Z: Idle","sandboxID":"idle","requestID":"req-1"}`},
-		// Without a stream the router answers, and never with gRPC's Unavailable, which Envoy retries.
+		// Without a stream and without room to wait for one, the router answers, and never with gRPC's
+		// Unavailable, which Envoy retries.
 		"8080-other." + domain:            {503, codes.Unavailable, "router_not_ready", ""},
 		"8080-a." + domain + "," + domain: {400, codes.InvalidArgument, "bad_host", ""},
 	} {
@@ -324,7 +326,7 @@ func TestOnlyEnvoyEndingAStreamProvesReading(t *testing.T) {
 		return cancel
 	}
 	first, second := admitted(), admitted()
-	_, err := ask(t, conn, get("9000-other."+domain)) // the server has read what came before
+	_, err := ask(t, conn, get("no sandbox")) // the server has read what came before
 	require.NoError(t, err)
 	for range 1000 {
 		require.Equal(t, 2, o.Admissions.Unread())
@@ -339,7 +341,7 @@ func TestOnlyEnvoyEndingAStreamProvesReading(t *testing.T) {
 		t.Fatal("the second answer was not read")
 	default:
 	}
-	_, err = ask(t, conn, get("9000-other."+domain)) // refused, so no stream stays open
+	_, err = ask(t, conn, get("no sandbox")) // refused, so no stream stays open
 	require.NoError(t, err)
 	require.Equal(t, 1, o.Admissions.Unread())
 	second()

@@ -46,6 +46,130 @@ func TestRequestWaitsForRoomInEnvoysList(t *testing.T) {
 	}
 }
 
+// A claim may be answered before this router has found the leader that has answered it.
+// Invariant: I8
+func TestRequestIsHeldUntilTheRouterHasJoined(t *testing.T) {
+	const fresh = 24 * time.Hour
+	type world struct {
+		*routecache.Cache
+		connected bool
+		asked     chan struct{}
+	}
+	for name, c := range map[string]struct {
+		before func(w *world)
+		// then happens after a second.
+		then   func(w *world)
+		full   bool            // no request may wait
+		leaves bool            // the client leaves after a second
+		reason apierror.Reason // "": admitted
+		waited time.Duration
+	}{
+		"at the start": {
+			before: func(*world) {},
+			then: func(w *world) {
+				w.Replace(map[string]routecache.Route{"abc": podRoute})
+				w.Connected()
+				w.SetFreshUntil(fresh)
+			},
+			waited: time.Second,
+		},
+		"after the leader has gone": {
+			before: func(w *world) { w.SetFreshUntil(fresh); w.Connected(); w.Disconnected() },
+			then:   func(w *world) { w.Replace(map[string]routecache.Route{"abc": podRoute}); w.Connected() },
+			waited: time.Second,
+		},
+		"the next leader is asked": {
+			before: func(w *world) { w.SetFreshUntil(fresh) },
+			then: func(w *world) {
+				w.Replace(nil)
+				w.connected = true
+				w.Connected()
+				<-w.asked
+				w.Put("abc", podRoute)
+			},
+			waited: time.Second,
+		},
+		"the leader goes while it is asked": {
+			before: func(w *world) { w.SetFreshUntil(fresh); w.connected = true; w.Connected() },
+			then: func(w *world) {
+				w.Disconnected()
+				w.Replace(map[string]routecache.Route{"abc": podRoute})
+				w.Connected()
+			},
+			waited: time.Second + joinPause,
+		},
+		"the routes are stale": {
+			before: func(w *world) { w.SetFreshUntil(1); w.Put("abc", podRoute); w.Connected() },
+			then:   func(w *world) { w.SetFreshUntil(fresh) },
+			waited: time.Second,
+		},
+		"a snapshot without a pong": {
+			before: func(*world) {},
+			then:   func(w *world) { w.Replace(map[string]routecache.Route{"abc": podRoute}); w.Connected() },
+			reason: apierror.RouterNotReady, waited: MaxWait,
+		},
+		"it is not joined": {
+			before: func(*world) {}, then: func(*world) {}, reason: apierror.RouterNotReady, waited: MaxWait,
+		},
+		"too many wait": {
+			before: func(*world) {}, then: func(*world) {}, full: true, reason: apierror.RouterNotReady,
+		},
+		"the client leaves": {
+			before: func(*world) {}, then: func(*world) {}, leaves: true, reason: apierror.RouterNotReady, waited: time.Second,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				w := &world{asked: make(chan struct{}, 1)}
+				var err error
+				w.Cache, err = routecache.New(routecache.Options{
+					Now: func() time.Duration { return time.Hour + time.Since(began) },
+					Ask: func(string) bool {
+						if w.connected {
+							w.asked <- struct{}{}
+						}
+						return w.connected
+					},
+				})
+				require.NoError(t, err)
+				h := &history{}
+				d := h.decider()
+				d.o.Routes, d.o.LookupTimeout = w.Cache, 2*time.Second
+				parked := 0
+				d.park = func() (func(), bool) {
+					if c.full {
+						return nil, false
+					}
+					parked++
+					return func() { parked-- }, true
+				}
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				c.before(w)
+				time.AfterFunc(time.Second, func() {
+					c.then(w)
+					if c.leaves {
+						leave()
+					}
+				})
+				a, refusal := d.decide(ctx, &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, unheld)
+				require.Equal(t, c.waited, time.Since(began))
+				require.Zero(t, parked)
+				if c.reason != "" {
+					require.Equal(t, c.reason, refusal.Reason)
+					require.Zero(t, a)
+				} else {
+					require.Nil(t, refusal)
+					require.Equal(t, key("abc"), a.id)
+					a.use.Read()
+				}
+				time.Sleep(time.Second)
+			})
+		})
+	}
+}
+
 func TestLookupEndsAfterTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &history{answer: func(ctx context.Context, _ string) (routecache.Answer, error) {

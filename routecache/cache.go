@@ -46,6 +46,9 @@ type Cache struct {
 	awaited    map[sandboxid.Key]*awaited
 	quiesced   map[sandboxid.Key]struct{}
 	freshUntil time.Duration
+	connected  bool
+	// joined is closed when the cache is connected and fresh. nil: nobody waits for that.
+	joined chan struct{}
 	// stale: Holds has found that freshUntil is over, so that Find need not read the clock.
 	stale bool
 	stats Stats
@@ -256,6 +259,7 @@ func (c *Cache) SetFreshUntil(at time.Duration) {
 	defer c.mu.Unlock()
 	if at > c.freshUntil {
 		c.freshUntil, c.stale = at, false
+		c.wakeJoined()
 	}
 }
 
@@ -311,10 +315,51 @@ func (c *Cache) Replace(routes map[string]Route) {
 	}
 }
 
-// Disconnected fails every open question, because an answer cannot arrive any more.
+// Connected says that questions can be asked, on a stream whose snapshot was given to Replace.
+func (c *Cache) Connected() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.connected = true
+	c.wakeJoined()
+}
+
+// AwaitJoined waits until questions can be asked and the cache is fresh. It returns ctx's cause if ctx ends
+// first. A Lookup that has failed for want of either may succeed then.
+func (c *Cache) AwaitJoined(ctx context.Context) error {
+	c.mu.Lock()
+	if c.isJoined() {
+		c.mu.Unlock()
+		return nil
+	}
+	if c.joined == nil {
+		c.joined = make(chan struct{})
+	}
+	joined := c.joined
+	c.mu.Unlock()
+	select {
+	case <-joined:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// isJoined reports whether AwaitJoined need not wait. c.mu is held.
+func (c *Cache) isJoined() bool { return c.connected && c.now() < c.freshUntil }
+
+// wakeJoined lets callers of AwaitJoined return if they may. c.mu is held.
+func (c *Cache) wakeJoined() {
+	if c.joined != nil && c.isJoined() {
+		close(c.joined)
+		c.joined = nil
+	}
+}
+
+// Disconnected fails every open question, because an answer cannot arrive any more. Connected ends that.
 func (c *Cache) Disconnected() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.connected = false
 	for id, q := range c.questions {
 		c.fail(id, q, ErrDisconnected)
 	}

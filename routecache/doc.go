@@ -17,6 +17,7 @@
 //     question for the others.
 //   - A push wins. Put and Release answer open questions about their ID and
 //     remove a negative entry at once.
+//   - AwaitJoined returns as soon as the allocator can be asked and the cache is fresh.
 //   - Await returns as soon as the sandbox runs, is quiesced, resumed or gone, or a
 //     snapshot has replaced the cache.
 //   - Quiesced stays quiesced. After Quiesce(id) has returned, no Lookup finds a
@@ -32,7 +33,8 @@
 //
 // What ends a route: Release, a Resolve that has no route, a Replace without the ID, or
 // eviction. What hides a route and keeps it: the end of freshness, Expire, and Quiesce. The
-// end of a stream does neither; Disconnected fails open questions only.
+// end of a stream does neither; Disconnected fails open questions only, and Connected says that
+// new ones can be asked.
 //
 // The allocator's stream is ordered, and the caller applies its messages to the
 // cache in that order: Replace for a snapshot, Put, Release, Resolve for the answer

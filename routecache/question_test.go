@@ -76,6 +76,42 @@ func TestPushAnswersTheOpenQuestion(t *testing.T) {
 	}
 }
 
+func TestAwaitJoinedNeedsAStreamAndFreshness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, routecache.Options{})
+		woken := make(chan error, 2)
+		wait := func(ctx context.Context) {
+			go func() { woken <- w.AwaitJoined(ctx) }()
+			synctest.Wait()
+		}
+		wait(t.Context())
+		require.Empty(t, woken, "there is no stream")
+		w.Expire()
+		w.Connected()
+		synctest.Wait()
+		require.Empty(t, woken, "the cache is stale")
+		wait(t.Context())
+		w.SetFreshUntil(2 * time.Hour)
+		require.NoError(t, <-woken)
+		require.NoError(t, <-woken)
+		require.NoError(t, w.AwaitJoined(t.Context()))
+
+		w.Disconnected()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		gone := errors.New("the client has gone")
+		wait(ctx)
+		require.Empty(t, woken)
+		cancel(gone)
+		require.ErrorIs(t, <-woken, gone)
+		w.pass(3 * time.Hour)
+		w.Connected()
+		wait(t.Context())
+		require.Empty(t, woken, "the cache has become stale")
+		w.SetFreshUntil(4 * time.Hour)
+		require.NoError(t, <-woken)
+	})
+}
+
 func TestOpenQuestionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, routecache.Options{MaxQuestions: 2})

@@ -12,7 +12,7 @@
 //   - Each stream has one bounded queue that keeps the core's order for its router.
 //   - A router that is too slow for its queue is cut off, and gets a snapshot when it joins
 //     again. It never blocks another router.
-//   - A pong or a snapshot is sent only while the lease is certainly held.
+//   - A pong, a snapshot or the answer to a question is sent only while the lease is certainly held.
 //   - Each router gets all API keys after its snapshot and before its first pong, and again all of them
 //     after each change. So a router that serves routes has the keys that were valid at its join, or
 //     newer ones.

@@ -211,6 +211,17 @@ func TestNoSnapshotIsSentWithoutAValidLease(t *testing.T) {
 	})
 }
 
+// The next leader may have claimed the sandbox meanwhile.
+func TestNoQuestionIsAnsweredWithoutAValidLease(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		w.leader.deposed.Store(true)
+		w.Deliver(7, core.SendResolved{Stream: n, ID: "abc"})
+		m, err := stream.Recv()
+		require.Equal(t, codes.FailedPrecondition, status.Code(err), "got %v", m)
+	})
+}
+
 func TestNoPongWithoutAValidLease(t *testing.T) {
 	run(t, func(w *world) {
 		stream, n := w.joined()

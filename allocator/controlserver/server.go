@@ -303,8 +303,9 @@ func (s *Server) send(rpc rpcStream, leader Leader, st *stream) error {
 		}
 		for _, m := range messages {
 			// Checked at the last moment. A pong of a deposed leader would let a router serve
-			// outdated routes, and its snapshot would move the router to an earlier journal.
-			if (m.GetPong() != nil || m.GetSnapshot() != nil) && !leader.Valid() {
+			// outdated routes, its snapshot would move the router to an earlier journal, and its answer to
+			// a question would deny a sandbox of the next leader.
+			if (m.GetPong() != nil || m.GetSnapshot() != nil || m.GetResolved() != nil) && !leader.Valid() {
 				return errUnsure
 			}
 			m.Journal, m.Position = leader.Journal(), leader.Position()

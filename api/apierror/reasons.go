@@ -181,7 +181,7 @@ var kinds = []Kind{
 	{Reason: SandboxQuiesced, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
 		When: "the sandbox seemed idle, and for 2 s the allocator has not decided whether it is released, or too many requests wait for that", Do: "try again"},
 	{Reason: RouterNotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
-		When: "the router cannot tell at the moment where the sandbox is: it has just started, the allocator is away, or the allocator has not read the API keys, of which the request has one", Do: "try again"},
+		When: "the router could not tell for 4 s where the sandbox is, because it has just started or the allocator is away, or too many requests wait for that; or the allocator has not read the API keys, of which the request has one", Do: "try again"},
 	{Reason: RouterUnavailable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy},
 		When: "the router did not answer Envoy", Do: "try again; operators: is the router running?"},
 	{Reason: NoRoute, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy, Router},

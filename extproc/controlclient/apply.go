@@ -94,6 +94,7 @@ func (s *stream) applySnapshot(m *controlv1.Snapshot) error {
 	c.o.Log.Info("joined", zap.Uint64("term", c.Term()), zap.Int("routes", len(routes)))
 	s.snapshot, s.joined = map[string]routecache.Route{}, true
 	c.setCurrent(s)
+	c.o.Cache.Connected()
 	notify(s.snapshotApplied)
 	return nil
 }

@@ -33,6 +33,8 @@ type Cache interface {
 	Expire()
 	// Fresh reports whether routes may be served now.
 	Fresh() bool
+	// Connected says that Ask can ask, until Disconnected.
+	Connected()
 	Disconnected()
 	// Quiesce reports false if there is no room for another sandbox.
 	Quiesce(id string) bool

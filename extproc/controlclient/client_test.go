@@ -322,6 +322,42 @@ func TestQuestionFailsWithItsStream(t *testing.T) {
 	})
 }
 
+// What waits for a leader is woken when the next one can be asked, and not before.
+func TestWaitersAreWokenWhenTheLeaderCanBeAsked(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		asked := make(chan bool, 1)
+		wait := func() {
+			go func() {
+				if w.cache.AwaitJoined(context.Background()) == nil {
+					asked <- w.client.Ask("one")
+				}
+			}()
+			synctest.Wait()
+			require.Empty(t, asked)
+		}
+		wait()
+		w.serve("a", nil)
+		p, _, nonce := w.accept()
+		p.snapshot()
+		require.EqualValues(t, 1, p.ack())
+		synctest.Wait()
+		require.Empty(t, asked, "no ping was answered yet")
+		p.pong(nonce)
+		require.True(t, <-asked)
+
+		w.refuse("a")
+		p.end <- nil
+		synctest.Wait()
+		wait()
+		w.serve("a", nil)
+		p, _, _ = w.accept()
+		synctest.Wait()
+		require.Empty(t, asked, "there is no snapshot yet")
+		p.snapshot()
+		require.True(t, <-asked, "the routes are fresh still")
+	})
+}
+
 func TestInvalidMessagesEndOnlyTheStream(t *testing.T) {
 	bad := func(r *controlv1.Route) []*controlv1.AllocatorMessage {
 		return []*controlv1.AllocatorMessage{push(r), snapshot(true, r), {Message: &controlv1.AllocatorMessage_Resolved{
