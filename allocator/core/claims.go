@@ -116,9 +116,20 @@ func (c *Core) admit(pool *pool, team string, sandboxes int, waits bool, refused
 	if refused.Why != 0 {
 		c.emit(refused)
 	} else if crowding != nil {
-		c.refuse(crowding, LineFull)
+		c.displace(crowding)
 	}
 	return refused.Why
+}
+
+// displace refuses the newest caller of a claim that waits. The claim goes on for its other callers.
+func (c *Core) displace(cl *claim) {
+	if cl.Callers() == 1 {
+		c.refuse(cl, LineFull)
+		return
+	}
+	token := cl.Newest()
+	c.claims.Abandon(token)
+	c.emit(cl.Request.refusal(token, LineFull))
 }
 
 // hopeless says why a new claim cannot get its pods within a wait; 0: it may.

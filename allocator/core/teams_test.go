@@ -2,6 +2,7 @@ package core
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -214,5 +215,33 @@ func TestCallersOfOneKeyCrowdNoOtherTeam(t *testing.T) {
 	again("quiet", 3)
 	if r := one[ClaimRefused](s); r.Token != 3 || r.Why != LineFull {
 		t.Errorf("refused %+v", r)
+	}
+}
+
+func TestOneCallerOfAKeyMakesRoomForAnotherTeam(t *testing.T) {
+	s := newSim(t)
+	s.cfg.MaxWaiting = 6
+	s.restart()
+	s.recover([]Pool{specA(1)}, nil)
+	for token := range uint64(4) { // callers of one claim
+		s.step(Claim{Token: token + 1, Pool: poolA, Wait: wait, Binding: Binding{Team: "noisy", IdempotencyKey: "k"}})
+	}
+	s.step(of1("noisy", 5))
+	s.step(of1("quiet", 6))
+	s.step(of1("quiet", 10))
+	if r := one[ClaimRefused](s); r.Token != 4 || r.Why != LineFull {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(of1("quiet", 11)) // both have three
+	if r := one[ClaimRefused](s); r.Token != 3 || r.Why != LineFull {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(PodSeen{warmPod("a-1")})
+	var served []uint64
+	for _, c := range of[Claimed](s.effects) {
+		served = append(served, c.Token)
+	}
+	if !slices.Equal(served, []uint64{1, 2}) {
+		t.Errorf("the claim of several callers got a sandbox for %v", served)
 	}
 }

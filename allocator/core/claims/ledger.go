@@ -42,6 +42,9 @@ type Claim[R any] struct {
 // Callers is how many callers wait for a claim.
 func (cl *Claim[R]) Callers() int { return len(cl.callers) }
 
+// Newest is the token of the caller that came last.
+func (cl *Claim[R]) Newest() uint64 { return cl.callers[len(cl.callers)-1].Token }
+
 // Late reports whether the deadline of one of its callers has come.
 func (cl *Claim[R]) Late(now time.Duration) bool {
 	return slices.ContainsFunc(cl.callers, func(x Caller) bool { return x.Until <= now })

@@ -58,10 +58,11 @@ func (l *Line[R]) Next(may func(*Claim[R]) bool) *Claim[R] {
 	return nil
 }
 
-// Crowding returns the newest claim of the team with the most callers, if that team has at least
-// two callers more than another one; else nil. In a full line the other team takes its place. So
-// each of n teams can have 1/n of the line.
-func (l *Line[R]) Crowding(team string) *Claim[R] {
+// Crowding returns the claim that gives up one caller, if the team with the most callers has at least two
+// callers more than another one; else nil. In a full line the other team takes that place. So each of n teams can
+// have 1/n of the line. It is the claim of that team with the most callers, which goes on if it has others, and the
+// newest one of those.
+func (l *Line[R]) Crowding(team string) (crowding *Claim[R]) {
 	var most *queue[R]
 	for e := l.turns.Front(); e != nil; e = e.Next() {
 		if q := e.Value.(*queue[R]); most == nil || q.callers > most.callers {
@@ -71,7 +72,12 @@ func (l *Line[R]) Crowding(team string) *Claim[R] {
 	if most == nil || most.callers < l.CallersOf(team)+2 {
 		return nil
 	}
-	return most.claims.Back().Value.(*Claim[R])
+	for e := most.claims.Front(); e != nil; e = e.Next() {
+		if cl := e.Value.(*Claim[R]); crowding == nil || cl.Callers() >= crowding.Callers() {
+			crowding = cl
+		}
+	}
+	return crowding
 }
 
 // Waits reports whether a claim is in its line.
