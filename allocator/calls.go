@@ -157,6 +157,9 @@ func poolEmpty(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error 
 	default:
 		why = fmt.Sprintf("%d are starting, %s", n.Pending, counted)
 	}
+	if n.Stuck.Pod != "" {
+		why += fmt.Sprintf(", pod %s is not ready (%s: %s)", n.Stuck.Pod, n.Stuck.Reason, n.Stuck.Why)
+	}
 	if n.Trouble.Pod != "" {
 		why += fmt.Sprintf(", pods end before they can be used (%s: %s)", n.Trouble.Pod, n.Trouble.Why)
 	}
@@ -175,7 +178,7 @@ func overLimit(e teams.Excess) *apierror.Error {
 		return apierror.New(apierror.QuotaExceeded, "%s: %d claims wait for a pod", limit, e.Used)
 	case teams.MaxSandboxes:
 	}
-	return apierror.New(apierror.QuotaExceeded, "%s: %d are live or being claimed; release some", limit, e.Used)
+	return apierror.New(apierror.QuotaExceeded, "%s: %d are live, being claimed, or left by claims that have ended; release some, or try again in a minute", limit, e.Used)
 }
 
 // Events implements rest.Allocator.

@@ -358,6 +358,10 @@ func TestRefusedClaimsNameTheReason(t *testing.T) {
 			core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Trouble: core.Trouble{Pod: "a-1", Why: "exit code 1"}}, Warm: 2},
 			429, apierror.PoolEmpty, "0 are starting, 0 claimed, 0 being released, pods end before they can be used (a-1: exit code 1), 0 claims waiting", "", 1,
 		},
+		{
+			core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Pending: 2, Stuck: core.Stuck{Reason: core.PodImagePull, Pod: "a-1", Why: "not found", Pods: 1}}, Warm: 2},
+			429, apierror.PoolEmpty, "2 are starting, 0 claimed, 0 being released, pod a-1 is not ready (ImagePullFailed: not found), 0 claims waiting", "", 1,
+		},
 		{core.ClaimRefused{Why: core.PoolEmpty}, 429, apierror.PoolEmpty, "warm is 0, and none is starting", "", 1},
 		{core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Pending: 1}}, 429, apierror.PoolEmpty, "within 7s: 1 are starting", "", 1}, // for the claims that wait
 		{core.ClaimRefused{Why: core.PoolEmpty, Warm: 2, Paused: true}, 429, apierror.PoolEmpty, "it is paused: 0 claimed", "", 1},

@@ -16,13 +16,19 @@ type desk struct {
 	limits    *teams.Ledger
 }
 
-// admit says which limit of its team refuses a new claim. Otherwise it takes what the claim costs, if take is set.
-func (d *desk) admit(pools *poolTable, team string, sandboxes int, waits, take bool) teams.Excess {
+// admit says which limit of its team refuses a new claim of a pool. Otherwise it takes what the claim costs, if take is
+// set. Pods that earlier claims of the team have left count for it, but for those that this claim may take: so a team
+// that asks for many pods and goes away gets no more pods than one that stays.
+func (d *desk) admit(pools *poolTable, pool *pool, team string, sandboxes int, waits, take bool) teams.Excess {
 	if d.limits.Settings().Of(team) == (teams.Limits{}) {
 		return teams.Excess{}
 	}
 	r := d.request(pools, team)
 	r.Sandboxes, r.Waits = sandboxes, waits
+	for _, p := range pools.byKey {
+		r.Used += p.leftBy(team)
+	}
+	r.Used -= min(sandboxes, pool.leftBy(team))
 	if !take {
 		return d.limits.Excess(r, d.now.Boot)
 	}

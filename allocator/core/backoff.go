@@ -113,6 +113,7 @@ func (p *pod) endedEarly(now Instant, reason, why string) {
 	}
 	b.held++
 	b.warmAt = 0
+	p.pool.surge = min(p.pool.surge, firstSurge)
 	if b.retryAt == 0 {
 		b.pause = min(max(2*b.pause, firstEndPause), maxEndPause)
 		b.retryAt = now.Boot + b.pause
@@ -128,7 +129,7 @@ func (p *pod) becameWarm(now time.Duration) {
 	}
 	p.warmAt = now
 	if p.askedAt != 0 {
-		p.pool.demand.Started(now - p.askedAt)
+		p.pool.started(now - p.askedAt)
 	}
 	if b := &p.pool.backOff; b.pause != 0 && b.warmAt == 0 {
 		b.warmAt = now

@@ -109,7 +109,7 @@ func (c *Core) admit(pool *pool, team string, sandboxes int, waits bool, refused
 		}
 	}
 	if refused.Why == 0 || refused.Why == PoolEmpty {
-		if refused.Excess = c.claims.admit(&c.pools, team, sandboxes, waits, refused.Why == 0); refused.Excess.Limit != "" {
+		if refused.Excess = c.claims.admit(&c.pools, pool, team, sandboxes, waits, refused.Why == 0); refused.Excess.Limit != "" {
 			refused.Why = OverLimit
 		}
 	}

@@ -123,7 +123,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	st := &step{now: now}
 	c := &Core{
 		step: st, cfg: cfg, started: now, ticked: now.Boot, outbox: &outbox{step: st, term: cfg.Term, linger: cfg.Linger, ready: true},
-		pools: poolTable{byKey: map[PoolKey]*pool{}, window: minWindow}, pods: map[PodKey]*pod{}, lives: map[PodKey]PodKey{}, nodes: nodeTable{},
+		pools: poolTable{byKey: map[PoolKey]*pool{}, window: minWindow, surge: firstSurge}, pods: map[PodKey]*pod{}, lives: map[PodKey]PodKey{}, nodes: nodeTable{},
 		retirements: map[PodKey]*retirement{}, taints: taint.New[PodKey](), sandboxes: newSandboxTable(),
 		configuring: map[string]*sandbox{}, fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
 	}

@@ -58,7 +58,7 @@ func (s *sim) restart() {
 	if s.core, err = New(s.cfg, s.now); err != nil {
 		s.t.Fatal(err)
 	}
-	s.core.pools.window = maxWindow // a slow start has tests of its own
+	s.core.pools.window, s.core.pools.surge = maxWindow, unbounded // a slow start has tests of its own
 }
 
 func (s *sim) step(ev Event) []Effect {

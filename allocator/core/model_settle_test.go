@@ -113,7 +113,7 @@ func (w *world) checkPodsSettled() {
 		}
 		counts, _ := w.core.View().Counts(p.Key)
 		// A pod may have been deleted a moment ago. The templates of the pods were checked above.
-		counts.Target, counts.Wanted, counts.Outdated, counts.Start, counts.Trouble, counts.Failed = 0, 0, 0, 0, Trouble{}, PodFailure{}
+		counts.Target, counts.Wanted, counts.Outdated, counts.Start, counts.Full, counts.Trouble, counts.Failed = 0, 0, 0, 0, false, Trouble{}, PodFailure{}
 		if warm[p.Key] != want || counts != (Counts{Warm: want, Claimed: used[p.Key]}) {
 			t.Fatalf("pool %s: %d warm pods, expected %d; counts %+v", p.Key.Name, warm[p.Key], want, counts)
 		}

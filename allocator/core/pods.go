@@ -241,6 +241,9 @@ func (c *Core) podSeen(seen Pod) {
 		p.recount(func() { p.away = p.strayed() })
 	}
 	p.seen = seen
+	if p.phase == podPending && seen.Reason != "" {
+		p.pool.unready = p
+	}
 	p.waits(c.now.Boot)
 	c.locate(p)
 	c.awaitProof(p)

@@ -28,11 +28,16 @@ const (
 	maxWindow = 128
 )
 
+// firstSurge bounds the pods of a pool that start at one time, and those that are kept for claims that have gone,
+// if its owner has set no bound. The first grows, see pool.surge.
+const firstSurge = 10
+
 // poolTable has the pools, and those that this step has changed.
 type poolTable struct {
 	byKey     map[PoolKey]*pool
 	unsettled []*pool
 	window    int // of a new pool
+	surge     int // the same: firstSurge
 }
 
 // pool is a pool and its pods. A pool that has pods is kept while its object does not exist, or was
@@ -64,6 +69,14 @@ type pool struct {
 	window      int
 	lateCheckAt time.Duration // boot clock: when late pods are looked for next
 	failed      PodFailure    // the last one
+	unready     *pod          // of the latest observation with a reason why a pod is not ready; nil: none
+
+	// surge bounds the pods that start, if MaxSurge does not. While it holds others back, each pod adds one that
+	// takes no more than twice the fastest start, so that the bound doubles with each round of starts. On nodes that
+	// are busy pods start more slowly, and then it stays. Both begin anew when no pod is starting, and the bound when
+	// one ends early.
+	surge   int
+	fastest time.Duration // 0: none has started
 
 	createPause time.Duration
 	retryAt     time.Duration // boot clock; 0: no retry pending
@@ -71,6 +84,15 @@ type pool struct {
 
 	demand demand.Tracker
 	target demand.Target // of the last settling
+	// left is what claims of a team asked for that have ended without a sandbox a short while ago. The pods that
+	// were created for them count for the team: see leftBy.
+	left map[string]leftover
+}
+
+// leftover are so many pods, until then on the boot clock.
+type leftover struct {
+	pods  int
+	until time.Duration
 }
 
 func (pool *pool) counts() Counts {
@@ -149,7 +171,7 @@ func (t *poolTable) of(key PoolKey) *pool {
 	if t.byKey[key] == nil {
 		made := &pool{
 			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: warm.NewQueue[PodKey](), line: claims.NewLine[claimState](),
-			creating: map[string]time.Duration{}, list: &t.unsettled, window: t.window,
+			creating: map[string]time.Duration{}, left: map[string]leftover{}, list: &t.unsettled, window: t.window, surge: t.surge,
 		}
 		for phase := range made.inPhase {
 			made.inPhase[phase] = map[*pod]struct{}{}
@@ -216,6 +238,9 @@ func (c *Core) settle(pool *pool) {
 		return
 	}
 	pool.aim(c.ticked)
+	if pool.starting() == 0 {
+		pool.surge, pool.fastest = c.pools.surge, 0
+	}
 	plan := warm.PlanFor(pool.spec(), pool.warmCounts())
 	if plan.Retires() {
 		for _, p := range pool.toRetire(plan, c.pods) {
@@ -234,11 +259,41 @@ func (c *Core) settle(pool *pool) {
 
 // aim finds how many warm pods the demand asks for.
 func (pool *pool) aim(now time.Duration) {
-	target := pool.demand.Target(now, demand.Limits{Min: pool.Warm, Max: pool.MaxWarm}, pool.lacking())
+	spare := cmp.Or(pool.MaxSurge, firstSurge)
+	for team, pods := range pool.line.TakeDropped() {
+		pool.left[team] = leftover{min(pool.left[team].pods+pods, spare), now + 2*demand.Spare}
+	}
+	maps.DeleteFunc(pool.left, func(_ string, l leftover) bool { return l.until <= now })
+	limits := demand.Limits{Min: pool.Warm, Max: pool.MaxWarm, Spare: spare}
+	target := pool.demand.Target(now, limits, pool.lacking())
 	if target != pool.target {
 		pool.target = target
 		pool.touch()
 	}
+}
+
+// starting is how many pods start: they count for the surge.
+func (pool *pool) starting() int { return len(pool.creating) + pool.n[podPending][0][0] }
+
+// started notes that a pod that was asked for has become warm.
+func (pool *pool) started(took time.Duration) {
+	pool.demand.Started(took)
+	if pool.fastest == 0 || took < pool.fastest {
+		pool.fastest = took
+	}
+	if pool.starting()+1 >= pool.surge && took <= 2*pool.fastest {
+		pool.surge++
+	}
+}
+
+// leftBy is how many of the idle pods beyond what the pool asks for were created for claims of a team that have ended.
+func (pool *pool) leftBy(team string) int {
+	left := pool.left[team].pods
+	if left == 0 {
+		return 0
+	}
+	n := pool.warmCounts()
+	return min(left, max(0, n.Creating+n.Recycling+n.Coming+n.Warm-pool.target.Warm-pool.target.Lacking))
 }
 
 // lacking is how many pods the waiting claims still need. It is bounded, so that one step has few effects.
@@ -254,7 +309,7 @@ func (pool *pool) lacking() int {
 func (pool *pool) spec() warm.Spec {
 	return warm.Spec{
 		Warm: pool.target.Warm, Lacking: pool.target.Lacking, Spare: pool.target.Spare,
-		MaxPods: pool.MaxPods, MaxSurge: pool.MaxSurge, MaxUnavailable: pool.MaxUnavailable, Window: pool.window,
+		MaxPods: pool.MaxPods, MaxSurge: cmp.Or(pool.MaxSurge, pool.surge), MaxUnavailable: pool.MaxUnavailable, Window: pool.window,
 		Held: pool.backOff.held, Retrying: pool.retryAt != 0, Paused: pool.Paused, Refused: pool.Refused != "",
 	}
 }
@@ -308,6 +363,9 @@ func (pool *pool) toRetire(plan warm.Plan, pods map[PodKey]*pod) (chosen []*pod)
 func (pool *pool) refusal(token uint64, why Refusal) ClaimRefused {
 	counts := pool.counts()
 	counts.Trouble = pool.backOff.trouble
+	if p := pool.unready; p != nil && p.phase == podPending && p.seen.Reason != "" { // View.Counts looks at all pods
+		counts.Stuck = Stuck{Reason: p.seen.Reason, Pod: p.seen.Key.Name, Why: p.seen.Why, Pods: 1}
+	}
 	return ClaimRefused{
 		Token: token, Pool: pool.Key, Why: why, Counts: counts, Warm: pool.Warm, MaxPods: pool.MaxPods, Paused: pool.Paused, Problem: pool.Refused,
 	}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,9 @@ import (
 
 // slowly begins with one creation at a time, as every pool does outside of the tests.
 func (s *sim) slowly() { s.core.pools.window = minWindow }
+
+// unbounded is a surge that holds no test up.
+const unbounded = 1 << 20
 
 // names are those of the pods to be created.
 func (s *sim) names() (all []string) {
@@ -74,6 +78,176 @@ func TestMaxSurgeBoundsPodsThatStart(t *testing.T) {
 	}
 	s.step(PodSeen{warmPod(names[0])})
 	one[CreatePod](s)
+}
+
+// starting is a cluster whose pods take time to start. They share the cores, if there is a number of them.
+type starting struct {
+	*sim
+	cores float64 // 0: enough for all
+	work  time.Duration
+	left  map[string]time.Duration // of the work, by pod
+	made  int
+	most  int // pods that were starting at one time
+}
+
+func newStarting(t *testing.T, cores float64, work time.Duration, p Pool) *starting {
+	s := &starting{sim: newSim(t), cores: cores, work: work, left: map[string]time.Duration{}}
+	s.unchecked = true
+	s.slowly()
+	s.core.pools.surge = firstSurge
+	s.recover([]Pool{p}, nil)
+	s.carryOut()
+	return s
+}
+
+// carryOut does what the effects of the last step ask for, and what follows.
+func (s *starting) carryOut() {
+	for queue := s.effects; len(queue) > 0; queue = queue[1:] {
+		switch e := queue[0].(type) {
+		case CreatePod:
+			s.made++
+			s.left[e.Name] = s.work
+			queue = append(queue, s.step(PodSeen{Pod{Key: key(e.Name), Pool: "a", Node: "n1", Template: "t1", CreatedAt: s.now.Wall}})...)
+		case DeletePod:
+			delete(s.left, e.Pod.Name)
+			queue = append(queue, s.step(PodGone{e.Pod})...)
+		}
+	}
+	s.most = max(s.most, len(s.left))
+}
+
+// run lets a tenth of a second pass.
+func (s *starting) run() {
+	const turn = 100 * time.Millisecond
+	s.pass(turn)
+	s.carryOut()
+	done := turn
+	if s.cores > 0 {
+		done = min(turn, time.Duration(s.cores/float64(max(1, len(s.left)))*float64(turn)))
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.left)) {
+		if s.left[name] -= done; s.left[name] <= 0 {
+			delete(s.left, name)
+			n, _ := strconv.Atoi(strings.TrimPrefix(name, "a-"))
+			s.step(PodSeen{Pod{Key: key(name), Pool: "a", Node: "n1", Template: "t1", Ready: true, IP: ipOf(n), CreatedAt: s.now.Wall}})
+			s.carryOut()
+		}
+	}
+}
+
+func TestPodsThatStartAreBoundedByDefault(t *testing.T) {
+	s := newStarting(t, 0, 4*time.Second, specA(4))
+	for range 60 {
+		s.run()
+	}
+	s.step(Claim{Token: 1, Pool: poolA, Count: 675, Wait: time.Second, Binding: Binding{Team: "t"}})
+	s.carryOut()
+	for range 50 {
+		s.run()
+	}
+	if s.most > firstSurge {
+		t.Errorf("%d pods were starting at one time", s.most)
+	}
+	if counts, _ := s.core.View().Counts(poolA); counts.Warm+counts.Pending > 4+firstSurge {
+		t.Errorf("%d pods are kept for a claim that has gone", counts.Warm+counts.Pending-4)
+	}
+	for range 600 {
+		s.run()
+	}
+	if counts, _ := s.core.View().Counts(poolA); counts.Warm+counts.Pending > 4 {
+		t.Errorf("%d pods are kept a minute later", counts.Warm+counts.Pending-4)
+	}
+}
+
+func TestPoolFillsFasterWhileNodesKeepUp(t *testing.T) {
+	s := newStarting(t, 0, 4*time.Second, specA(300))
+	began := s.now.Boot
+	for s.core.View().AllCounts()[poolA].Warm < 300 && s.now.Boot-began < time.Hour {
+		s.run()
+	}
+	took := s.now.Boot - began
+	t.Logf("300 pods that take 4 s were warm after %v; %d were starting at one time", took, s.most)
+	if took > 24*time.Second { // 10, 20, 40, 80 and 150 of them
+		t.Errorf("300 pods that take 4 s were warm after %v", took)
+	}
+	if got := s.core.pools.byKey[poolA].surge; got != firstSurge {
+		t.Errorf("the next burst begins with %d", got)
+	}
+}
+
+func TestBusyNodesGetNoMorePodsToStart(t *testing.T) {
+	s := newStarting(t, 2, time.Second, specA(4))
+	for range 50 {
+		s.run()
+	}
+	granted, refused := 0, 0
+	for turn := range 600 { // 2.5 claims a second for a minute, on nodes that can start 2
+		if turn%4 == 0 {
+			s.step(Claim{Token: uint64(turn + 1), Pool: poolA, Wait: 20 * time.Second, Binding: Binding{Team: "t"}})
+			granted += len(of[Claimed](s.effects))
+			s.carryOut()
+		}
+		s.run()
+		refused += len(of[ClaimRefused](s.effects))
+	}
+	t.Logf("%d pods were starting at one time, %d made", s.most, s.made)
+	if s.most > 2*firstSurge {
+		t.Errorf("%d pods were starting at one time", s.most)
+	}
+}
+
+func TestRefusedClaimSaysWhyPodsAreNotReady(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Ready, p.Reason, p.Why = false, PodImagePull, "not found" })})
+	s.step(Claim{Token: 1, Pool: poolA})
+	if got := one[ClaimRefused](s).Counts.Stuck; got != (Stuck{PodImagePull, "a-1", "not found", 1}) {
+		t.Errorf("it says %+v", got)
+	}
+	s.step(PodSeen{warmPod("a-1")})
+	s.claim()
+	s.step(Claim{Token: 2, Pool: poolA})
+	if got := one[ClaimRefused](s).Counts.Stuck; got != (Stuck{}) {
+		t.Errorf("it says %+v of a pod that is ready", got)
+	}
+}
+
+func TestCountsSayWhichRouterHoldsAFullPool(t *testing.T) {
+	s := newSim(t)
+	p := specA(1)
+	p.MaxPods = 1
+	s.recover([]Pool{p}, []Pod{warmPod("a-1")})
+	s.join("router", 1)
+	given := s.claim()
+	counts := func() Counts {
+		n, _ := s.core.View().Counts(poolA)
+		return n
+	}
+	if n := counts(); !n.Full || n.Fenced != 0 {
+		t.Errorf("claimed: %+v", n)
+	}
+	s.release(given.ID)
+	if n := counts(); n.Fenced != 0 || n.Releasing != 1 {
+		t.Errorf("the router is connected: %+v", n)
+	}
+	s.step(SessionLeft{Session: "router", Stream: 1})
+	if n := counts(); n.Fenced != 1 || n.FencedBy != "router" {
+		t.Errorf("the router is not connected: %+v", n)
+	}
+}
+
+func TestPodsAreShrinkingOnlyUntilTheyHaveGone(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(3)}, warmPods(3))
+	s.step(PoolSeen{specA(1)})
+	for _, want := range []int{2, 1, 0} {
+		counts, _ := s.core.View().Counts(poolA)
+		if counts.Retiring != want {
+			t.Errorf("%d pods are being deleted, expected %d", counts.Retiring, want)
+		}
+		if want > 0 {
+			s.step(PodGone{key(fmt.Sprintf("a-%d", 3-want))})
+		}
+	}
 }
 
 func TestPausedPoolKeepsItsPods(t *testing.T) {

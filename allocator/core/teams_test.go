@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/demand"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 )
 
@@ -243,5 +244,34 @@ func TestOneCallerOfAKeyMakesRoomForAnotherTeam(t *testing.T) {
 	}
 	if !slices.Equal(served, []uint64{1, 2}) {
 		t.Errorf("the claim of several callers got a sandbox for %v", served)
+	}
+}
+
+func TestPodsOfClaimsThatEndedCountForTheTeam(t *testing.T) {
+	s := newSim(t)
+	b := changed(specA(0), func(p *Pool) { p.Key.Name = "b" })
+	s.recover([]Pool{specA(0), b}, nil)
+	s.step(TeamLimits{teams.Settings{Default: teams.Limits{MaxSandboxes: 3}}})
+	ask := func(pool PoolKey, token uint64, pods int) {
+		s.step(Claim{Token: token, Pool: pool, Count: pods, Wait: time.Second, Binding: Binding{Team: "t"}})
+	}
+	ask(poolA, 1, 3)
+	s.pass(time.Second)
+	if r := one[ClaimRefused](s); r.Why != PoolEmpty {
+		t.Errorf("refused %+v", r)
+	}
+	ask(b.Key, 2, 1) // it would have another pod created
+	if r := one[ClaimRefused](s); r.Excess != (teams.Excess{Team: "t", Limit: teams.MaxSandboxes, Value: 3, Used: 3}) {
+		t.Errorf("refused %+v", r)
+	}
+	none[CreatePod](s)
+	ask(poolA, 3, 3) // it takes those pods
+	none[ClaimRefused](s)
+	s.step(ClaimAbandoned{Token: 3})
+	s.pass(2 * demand.Spare)
+	ask(b.Key, 4, 3) // they have gone
+	none[ClaimRefused](s)
+	if got := of[CreatePod](s.effects); len(got) != 3 {
+		t.Errorf("created %+v", got)
 	}
 }

@@ -392,8 +392,17 @@ type Counts struct {
 	// time of pods that it counts with; 0: none was measured. View.Counts adds these too.
 	Lacking, Spare int
 	Start          time.Duration
-	Stuck          Stuck
-	Trouble        Trouble
+	// Retiring are those of Releasing that no sandbox had and that are of the current template. Full: MaxPods
+	// leaves room for no other pod. Fenced are then those of Releasing that wait for a router that is not
+	// connected, FencedBy is one such router. Quarantine is when the pods are handed out that routers of an earlier
+	// journal may have routes to, by whole minutes; zero: no pod is kept back. View.Counts adds these too.
+	Retiring   int
+	Full       bool
+	Fenced     int
+	FencedBy   string
+	Quarantine time.Time
+	Stuck      Stuck
+	Trouble    Trouble
 	// Failed is the last idle pod that failed; View.Counts adds it.
 	Failed PodFailure
 }

@@ -23,7 +23,39 @@ func (v View) Counts(key PoolKey) (Counts, bool) {
 	spec := pool.spec()
 	counts.Target, counts.Wanted = spec.Warm, spec.Wanted(pool.warmCounts().InUse)
 	counts.Lacking, counts.Spare, counts.Start = spec.Lacking, spec.Spare, pool.demand.Start()
+	for p := range pool.inPhase[podDeleting] {
+		if p.sandbox == nil && !p.outdated {
+			counts.Retiring++
+		}
+	}
+	if counts.Full = pool.MaxPods > 0 && len(pool.pods)+len(pool.creating) >= pool.MaxPods; counts.Full {
+		counts.Fenced, counts.FencedBy = v.fenced(pool)
+	}
+	if left := v.Quarantine(); left > 0 {
+		counts.Quarantine = v.c.now.Wall.Add(left + time.Minute).Truncate(time.Minute)
+	}
 	return counts, true
+}
+
+// fenced counts the pods of a pool whose fences wait for a router that is not connected, and returns such a router.
+func (v View) fenced(pool *pool) (n int, router string) {
+	for p := range pool.inPhase[podReleased] {
+		away := ""
+		if p.sandbox != nil {
+			for id := range v.c.fences.Waiting(p.sandbox.ID) {
+				if s := v.c.routers.members.Get(id); s != nil && s.Stream == 0 && (away == "" || id < away) {
+					away = id
+				}
+			}
+		}
+		if away != "" {
+			n++
+			if router == "" || away < router {
+				router = away
+			}
+		}
+	}
+	return n, router
 }
 
 // AllCounts returns the pods of all pools by state, without what Counts adds.

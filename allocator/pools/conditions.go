@@ -50,6 +50,13 @@ func (k known) lacks() bool { return k.counts.Warm < k.counts.Wanted }
 // only the latter.
 func (k known) short() bool { return k.lacks() || k.counts.Waiting > 0 }
 
+// full reports whether maxPods keeps the pool from what it asks for, and none of its pods is starting.
+func (k known) full() bool { return !k.lacks() || k.counts.Full && k.counts.Pending == 0 }
+
+func (k known) fullMessage() string {
+	return fmt.Sprintf("maxPods is reached: %d claimed, %d being released", k.counts.Claimed, k.counts.Releasing)
+}
+
 // degraded returns the condition Degraded: the first cause in this order that keeps the pool from what it asks
 // for.
 func (k known) degraded() metav1.Condition {
@@ -66,6 +73,13 @@ func (k known) degraded() metav1.Condition {
 		case errors.Is(k.refused, pods.ErrPreStop):
 			c.Reason = v1alpha1.PoolPreStop
 		}
+	case !n.Quarantine.IsZero() && k.short():
+		c.Reason = v1alpha1.PoolQuarantine
+		c.Message = fmt.Sprintf("the journal was begun anew: pods that routers of the earlier journal may reach are kept back until %s, or until an operator ends that (docs/backup.md)",
+			n.Quarantine.UTC().Format(time.RFC3339))
+	case n.Full && n.Fenced > 0 && k.short():
+		c.Reason = v1alpha1.PoolFenced
+		c.Message = fmt.Sprintf("maxPods is reached, and %d released pods wait for routers that are not connected, such as %s: see berth fence ls", n.Fenced, n.FencedBy)
 	case k.createErr != nil && k.short():
 		c.Message, c.Reason = k.createErr.Error(), v1alpha1.PoolCreateFailed
 		// The API server has no reason of its own for a quota (plugin/pkg/admission/resourcequota).
@@ -109,9 +123,8 @@ func (k known) ready(degraded metav1.Condition) metav1.Condition {
 		c.Reason, c.Message = v1alpha1.PoolPaused, c.Message+"; "+paused
 	case degraded.Status == metav1.ConditionTrue:
 		c.Reason, c.Message = degraded.Reason, c.Message+"; "+degraded.Message
-	case !k.lacks():
-		c.Reason = v1alpha1.PoolMaxPods
-		c.Message += fmt.Sprintf("; maxPods is reached with %d claimed pods", n.Claimed)
+	case k.full():
+		c.Reason, c.Message = v1alpha1.PoolMaxPods, c.Message+"; "+k.fullMessage()
 	}
 	was := meta.FindStatusCondition(k.pool.Status.Conditions, v1alpha1.PoolReady)
 	if was == nil || was.Status != metav1.ConditionTrue || was.ObservedGeneration != k.pool.Generation || n.Warm == 0 {
@@ -134,10 +147,15 @@ func (k known) progressing(degraded metav1.Condition) metav1.Condition {
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, degraded.Reason, degraded.Message
 	case n.Outdated > 0:
 		c.Reason, c.Message = v1alpha1.PoolRollingOut, fmt.Sprintf("%d idle pods are of an older template", n.Outdated)
+	case k.lacks() && k.full():
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, v1alpha1.PoolMaxPods, k.fullMessage()
 	case k.lacks():
 		c.Reason, c.Message = v1alpha1.PoolFilling, fmt.Sprintf("%d of %d pods are warm", n.Warm, n.Wanted)
+	case n.Retiring > 0:
+		c.Reason, c.Message = v1alpha1.PoolShrinking, fmt.Sprintf("%d idle pods are being deleted", n.Retiring)
 	case n.Warm > n.Wanted:
-		c.Reason, c.Message = v1alpha1.PoolShrinking, fmt.Sprintf("%d pods are warm, %d are wanted", n.Warm, n.Wanted)
+		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.PoolSettled
+		c.Message = fmt.Sprintf("%d pods are warm, %d are wanted: the others are kept for a minute at most, for callers that try again", n.Warm, n.Wanted)
 	default:
 		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.PoolSettled
 	}

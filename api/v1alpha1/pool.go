@@ -73,8 +73,9 @@ type SandboxPoolSpec struct {
 
 	// maxSurge bounds the pods of the pool that start at the same time: that are created and not ready
 	// yet. It spares the nodes and the registry when many pods are missing, or when a change of the
-	// template replaces them. Default: no bound. In any case the first pods after a failed creation are
-	// created one by one.
+	// template replaces them. Default: 10 at first, and up to twice as many in each round of starts while
+	// pods start as fast as the first ones. In any case the first pods after a failed creation are created
+	// one by one.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=10000
@@ -488,7 +489,9 @@ const (
 	//     before they were ready, or within 10 s of that. The replacements of pods that end are then made
 	//     after a pause, of 1 s at first, twice as long each time, 60 s at most;
 	//   - NodesUnusable: idle pods are on nodes that are cordoned or not ready, and their replacements
-	//     are missing.
+	//     are missing;
+	//   - Fenced: maxPods leaves no room beside released pods that wait for a router that has gone;
+	//   - Quarantine: the journal was begun anew, and pods are kept back.
 	// Pods that were claimed are replaced at once, also when their sandboxes end soon.
 	PoolDegraded = "Degraded"
 )
@@ -512,6 +515,8 @@ const (
 	PoolCreateFailed   = "CreateFailed"
 	PoolNodesUnusable  = "NodesUnusable"
 	PoolSyncFailed     = "SyncFailed"
+	PoolFenced         = "Fenced"
+	PoolQuarantine     = "Quarantine"
 )
 
 // TemplateRefused reports whether the conditions say that no pod is made from the template.

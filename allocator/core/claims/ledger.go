@@ -127,6 +127,7 @@ func (l *Ledger[R]) Drop(cl *Claim[R]) []Caller {
 		cl.leave()
 	}
 	l.ask(cl, -cl.pods)
+	cl.line.dropped[cl.team] += cl.pods
 	for _, x := range cl.callers {
 		delete(l.claims, x.Token)
 	}

@@ -11,7 +11,7 @@ const (
 	History = 15 * time.Minute
 	// Spare is for how long, at least, the pods that waiting claims lacked are kept when the claims have gone. At
 	// most it is twice that.
-	Spare = 2 * time.Minute
+	Spare = 30 * time.Second
 	// FirstStart is the assumed start time of pods before one was measured.
 	FirstStart = 5 * time.Second
 	// MaxStart bounds the start time that counts.
@@ -28,8 +28,8 @@ const (
 )
 
 // Limits are the least and the most warm pods that the owner of a pool asks for. A pool whose Max is not above its Min
-// has Min.
-type Limits struct{ Min, Max int }
+// has Min. Spare bounds the pods that are kept for claims that have gone.
+type Limits struct{ Min, Max, Spare int }
 
 // Target is what a pool should have.
 type Target struct {
@@ -83,7 +83,7 @@ func (t *Tracker) Found(now time.Duration, idle, lacking int) {
 
 // Target returns what the pool should have. lacking is how many pods the waiting claims still need.
 func (t *Tracker) Target(now time.Duration, limits Limits, lacking int) Target {
-	t.lack(now, lacking)
+	t.lack(now, min(lacking, limits.Spare))
 	t.advance(now)
 	want := slices.Max(t.peaks[:])
 	if now < t.foundUntil {
@@ -92,7 +92,7 @@ func (t *Tracker) Target(now time.Duration, limits Limits, lacking int) Target {
 	return Target{
 		Warm:    max(limits.Min, min(want, limits.Max)),
 		Lacking: lacking,
-		Spare:   slices.Max(t.lacked[:]) - lacking,
+		Spare:   max(0, slices.Max(t.lacked[:])-lacking),
 	}
 }
 

@@ -14,8 +14,9 @@
 //     than History. So it does not follow single claims down and up again.
 //   - Claims that find no warm pod count like others. A claim that its caller repeats counts each time; Limits.Max bounds
 //     what that can do.
-//   - Pods that waiting claims lack are created in addition. When the claims have gone, such pods are kept for Spare, so
-//     that a caller whose wait is shorter than the start time finds a pod when it comes again.
+//   - Pods that waiting claims lack are created in addition. When the claims have gone, Limits.Spare of such
+//     pods are kept for Spare, so that a caller whose wait is shorter than the start time finds a pod when it comes
+//     again.
 //
 // # Bounds
 //
