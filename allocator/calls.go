@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -74,12 +75,33 @@ func claim[T core.Effect](ctx context.Context, a *Allocator, pool string, ev cor
 		return answer, err
 	}
 	if refusal, ok := e.(core.ClaimRefused); ok {
-		return answer, refused(pool, ev, refusal)
+		err := refused(pool, ev, refusal)
+		if refusal.Why == core.NoPool {
+			err.Message += "; " + named(a.Pools())
+		}
+		return answer, err
 	}
 	if granted, ok := e.(T); ok {
 		return granted, nil
 	}
 	return answer, fmt.Errorf("allocator: unexpected answer %T to a claim", e)
+}
+
+// named says which pools there are.
+func named(all []*v1alpha1.SandboxPool) string {
+	const most = 10
+	names := make([]string, 0, len(all))
+	for _, p := range all {
+		names = append(names, p.Name)
+	}
+	slices.Sort(names)
+	switch n := len(names); {
+	case n == 0:
+		return "there is no pool yet"
+	case n > most:
+		return fmt.Sprintf("the pools are %s and %d more", strings.Join(names[:most], ", "), n-most)
+	}
+	return "the pools are " + strings.Join(names, ", ")
 }
 
 func refused(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error {
@@ -367,11 +389,28 @@ func (a *Allocator) ScalePool(ctx context.Context, name string, s rest.PoolScale
 	case errors.Is(err, pools.ErrChanged), apierrors.IsConflict(err):
 		return nil, apierror.New(apierror.PoolChanged, "pool %q: %v; read it again", name, err)
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
-		return nil, apierror.New(apierror.BadRequest, "pool %q: %v", name, err)
+		return nil, apierror.New(apierror.BadRequest, "pool %q: %s", name, problemOf(err))
 	case apierrors.IsForbidden(err):
 		return nil, apierror.New(apierror.NotImplemented, "the allocator may not change SandboxPools here: %v; use kubectl", err)
 	}
 	return nil, unanswered(err)
+}
+
+// problemOf is what the API server says is wrong with an object, without the words around it.
+func problemOf(err error) string {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Details == nil || len(status.Status().Details.Causes) == 0 {
+		return err.Error()
+	}
+	var all []string
+	for _, cause := range status.Status().Details.Causes {
+		text := strings.TrimPrefix(cause.Message, "Invalid value: ")
+		if !strings.HasPrefix(text, cause.Field) { // a rule of the object names its field itself
+			text = cause.Field + ": " + text
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, "; ")
 }
 
 // Fences implements rest.Allocator.

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -13,6 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -20,6 +24,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
@@ -394,6 +399,31 @@ func TestRefusedClaimsNameTheReason(t *testing.T) {
 		require.Equal(t, c.retry, e.RetryAfter)
 		require.Contains(t, e.Message, c.says)
 	}
+}
+
+func TestMissingPoolIsAnsweredWithThoseThatExist(t *testing.T) {
+	var all []*v1alpha1.SandboxPool
+	require.Equal(t, "there is no pool yet", named(all))
+	for i := range 12 {
+		p := &v1alpha1.SandboxPool{}
+		p.Name = fmt.Sprintf("p%02d", 11-i)
+		if all = append(all, p); i == 1 {
+			require.Equal(t, "the pools are p10, p11", named(all))
+		}
+	}
+	require.Equal(t, "the pools are p00, p01, p02, p03, p04, p05, p06, p07, p08, p09 and 2 more", named(all))
+}
+
+func TestRefusedChangeSaysOnlyWhatIsWrong(t *testing.T) {
+	cause := func(field, message string) *apierrors.StatusError {
+		e := apierrors.NewInvalid(schema.GroupKind{Group: "berth.sh", Kind: "SandboxPool"}, "demo", nil)
+		e.ErrStatus.Details.Causes = []metav1.StatusCause{{Field: field, Message: message}}
+		return e
+	}
+	require.Equal(t, "spec.maxWarm: must be at least spec.warm",
+		problemOf(fmt.Errorf("patch pool demo: %w", cause("spec", "Invalid value: spec.maxWarm: must be at least spec.warm"))))
+	require.Equal(t, "spec.warm: -1 is too small", problemOf(cause("spec.warm", "Invalid value: -1 is too small")))
+	require.Equal(t, "broken", problemOf(errors.New("broken")))
 }
 
 func TestKeepAliveIsAnsweredByTheLoop(t *testing.T) {

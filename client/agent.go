@@ -409,7 +409,10 @@ func (a *Agent) file(ctx context.Context, method, path string, body io.Reader) (
 	if err == nil {
 		_ = json.Unmarshal(raw, &answer) // else the status says it
 	}
-	return nil, &Error{Status: response.StatusCode, Message: path + ": " + answer.Message}
+	if !strings.HasPrefix(answer.Message, path+": ") { // the agent may have named it
+		answer.Message = path + ": " + answer.Message
+	}
+	return nil, &Error{Status: response.StatusCode, Message: answer.Message}
 }
 
 // problem returns the *Error of a refusal, or the error of the agent with what failed.

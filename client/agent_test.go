@@ -196,3 +196,14 @@ func (s *slowAgent) SendSignal(
 	}
 	return connect.NewResponse(&processpb.SendSignalResponse{}), nil
 }
+
+func TestErrorOfAFileNamesItOnce(t *testing.T) {
+	for _, said := range []string{"/nosuch: no such file or directory", "no such file or directory"} {
+		a := hostile(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprintf(w, `{"message":%q}`, said)
+		})
+		_, err := a.ReadFile(t.Context(), "/nosuch")
+		require.EqualError(t, err, "/nosuch: no such file or directory")
+	}
+}

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -10,6 +11,7 @@ import (
 	"io"
 	"iter"
 	mathrand "math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -25,8 +27,11 @@ type Options struct {
 	URL string
 	// Key authenticates the caller. An API without keys needs none.
 	Key string
-	// HTTP sends the requests. Optional: the default follows no redirect.
+	// HTTP sends the requests to the API. Optional: the default follows no redirect.
 	HTTP *http.Client
+	// Gateway is the host:port to connect to for every sandbox, where their names do not resolve, as on a
+	// development cluster. Optional: the names are resolved.
+	Gateway string
 }
 
 // Client calls the API.
@@ -35,6 +40,8 @@ type Client struct {
 	base *url.URL
 	http *http.Client
 	key  string
+	// sandboxes sends requests to sandboxes.
+	sandboxes *http.Client
 }
 
 const (
@@ -55,15 +62,43 @@ func New(o Options) (*Client, error) {
 	if strings.ContainsFunc(o.Key, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return nil, fmt.Errorf("%w: the key has characters other than printable ASCII", ErrConfig)
 	}
-	c := &Client{base: base, http: o.HTTP, key: o.Key}
-	if c.http == nil {
-		c.http = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	direct := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	c := &Client{base: base, http: cmp.Or(o.HTTP, direct), key: o.Key, sandboxes: direct}
+	if o.Gateway != "" {
+		if _, _, err := net.SplitHostPort(o.Gateway); err != nil {
+			return nil, fmt.Errorf("%w: Gateway %q: must be host:port", ErrConfig, o.Gateway)
+		}
+		c.sandboxes = &http.Client{Transport: through(o.Gateway), CheckRedirect: direct.CheckRedirect}
 	}
 	c.api, err = openapi.NewClient(o.URL, openapi.WithHTTPClient(c.http), openapi.WithRequestEditorFn(c.authenticate))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	return c, nil
+}
+
+// gatewayWait bounds a connection to the gateway.
+const gatewayWait = 10 * time.Second
+
+// through returns a transport that connects to the gateway, whatever the host.
+func through(gateway string) *http.Transport {
+	dialer := &net.Dialer{Timeout: gatewayWait}
+	return &http.Transport{
+		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, network, gateway)
+		},
+		ForceAttemptHTTP2: true, TLSHandshakeTimeout: gatewayWait, IdleConnTimeout: time.Minute,
+	}
+}
+
+// Sandboxes returns what sends requests to the addresses that URL returns, by way of Options.Gateway if that is
+// set. It does not send the key, and follows no redirect.
+func (c *Client) Sandboxes() *http.Client { return c.sandboxes }
+
+// Agent is NewAgent with requests by way of Options.Gateway if that is set, unless the options have an HTTP client.
+func (c *Client) Agent(s *openapi.Sandbox, o AgentOptions) (*Agent, error) {
+	o.HTTP = cmp.Or(o.HTTP, c.sandboxes)
+	return NewAgent(s, o)
 }
 
 func (c *Client) authenticate(_ context.Context, r *http.Request) error {
@@ -296,7 +331,7 @@ func (c *Client) Link(ctx context.Context, id string, link openapi.NewLink) (*op
 	return call[openapi.Link](ctx, repeatable, func() (*http.Response, error) { return c.api.MakeLink(ctx, id, link) })
 }
 
-// URL returns the address of a port of a sandbox. 0 is its default port.
+// URL returns the address of a port of a sandbox. 0 is its default port. Client.Sandboxes reaches it.
 func URL(s *openapi.Sandbox, port int) (string, error) {
 	u, err := url.Parse(s.URL)
 	if err != nil {

@@ -259,3 +259,36 @@ func TestKeyIsNotSentAfterARedirect(t *testing.T) {
 	require.ErrorContains(t, err, "302")
 	http.DefaultClient.CloseIdleConnections()
 }
+
+// The names of sandboxes need not resolve. Requests and the agent reach the gateway, with the host of the sandbox.
+func TestGatewayIsReachedForEverySandbox(t *testing.T) {
+	var hosts []string
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		hosts = append(hosts, r.Host+" "+r.Header.Get("X-API-Key"))
+		if r.URL.Path == "/away" {
+			http.Redirect(w, r, "http://elsewhere.invalid/", http.StatusFound)
+		}
+	}))
+	defer gateway.Close()
+	c, err := New(Options{URL: "http://api.invalid", Key: "secret", Gateway: gateway.Listener.Addr().String()})
+	require.NoError(t, err)
+	defer c.Sandboxes().CloseIdleConnections()
+	s := &openapi.Sandbox{SandboxID: "k3x9", URL: "http://8080-k3x9.sandbox.invalid/", EnvdAccessToken: new("token"), EnvdVersion: "0.6.4"}
+	address, err := URL(s, 3000)
+	require.NoError(t, err)
+	for path, status := range map[string]int{"": 200, "away": 302} {
+		response, err := c.Sandboxes().Get(address + path)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, status, response.StatusCode)
+	}
+	agent, err := c.Agent(s, AgentOptions{})
+	require.NoError(t, err)
+	_, err = agent.ReadFile(t.Context(), "/x")
+	require.NoError(t, err)
+	require.Equal(t, []string{"3000-k3x9.sandbox.invalid ", "3000-k3x9.sandbox.invalid ", "49983-k3x9.sandbox.invalid "}, hosts)
+
+	_, err = New(Options{URL: "http://api.invalid", Gateway: "gateway"})
+	require.ErrorIs(t, err, ErrConfig)
+	require.ErrorContains(t, err, `Gateway "gateway": must be host:port`)
+}

@@ -27,7 +27,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	address, err := client.URL(s, 3000) // where its port 3000 can be reached
+	address, err := client.URL(s, 3000) // c.Sandboxes() sends requests to it
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -100,7 +100,7 @@ func TestOperatorsSeeLastUseAndNextRelease(t *testing.T) {
 
 	text := e.api(http.MethodGet, "/v1/last-active?format=text&id="+used.SandboxID, "").body
 	require.Regexp(t, `^`+used.SandboxID+`  `+e.pool+
-		`  \S+  \d+\.\d{3}s ago  open at \S+  1 open  IdleTimeout (in \ds|is due)(, waits for .*)?\n$`, text)
+		`  \S+  \d+s ago  open at \S+  1 open  IdleTimeout (in \ds|is due)(, waits for .*)?\n$`, text)
 	out, err := e.berth("last-active", "--pool="+e.pool)
 	require.NoError(t, err)
 	table := strings.Split(strings.TrimSpace(out), "\n")

@@ -122,6 +122,25 @@ func TestOnlyTheAPIsHostReachesTheAPI(t *testing.T) {
 	require.NotEqual(t, http.StatusTeapot, a.code, "a request without a path has no route to the API")
 }
 
+// An API without keys believes the last address in X-Forwarded-For.
+func TestOnlyLocalClientsAreNamedByLoopback(t *testing.T) {
+	for _, local := range []bool{false, true} {
+		api := newFakeAPI(t)
+		endpoint, err := envoy.ParseEndpoint(address(api.Server))
+		require.NoError(t, err)
+		g := startGatewayWith(t, config{settings: func(s *envoy.Settings) {
+			s.API = &envoy.API{Domain: sandboxDomain, Endpoints: []envoy.Endpoint{endpoint}, LocalClients: local}
+		}})
+		for _, forged := range []string{"", "X-Forwarded-For: 127.0.0.1\r\n", "X-Forwarded-For: 1.2.3.4\r\nX-Forwarded-For: 10.0.0.1\r\n"} {
+			a := g.answer("GET /sandboxes HTTP/1.1\r\nHost: " + apiHost + "\r\nConnection: close\r\n" + forged + "\r\n")
+			require.Equal(t, http.StatusTeapot, a.code, a.body)
+			named := api.last().Header.Values("X-Forwarded-For")
+			require.Len(t, named, 1)
+			require.Equal(t, local, named[0] == "127.0.0.1", named)
+		}
+	}
+}
+
 func TestWithoutAPIItsHostIsLeftToTheRouter(t *testing.T) {
 	g := startGateway(t)
 	g.router.set(admit(g.admitted("abc")))

@@ -107,6 +107,7 @@ func TestInvalidSettingsAreNamed(t *testing.T) {
 		"no TLS secret file":            {func(s *Settings) { s.TLS = &TLS{CertFile: "/a/c", KeyFile: "/a/k"} }, "TLS secret file"},
 		"no domain for the API":         {func(s *Settings) { s.API = &API{Endpoints: []Endpoint{{"a", 1}}} }, "domain \"\""},
 		"an API without addresses":      {func(s *Settings) { s.API = &API{Domain: "a.b"} }, "API: at least one address"},
+		"local clients elsewhere":       {func(s *Settings) { s.API = &API{Domain: "a.b", LocalClients: true, Endpoints: []Endpoint{{"a", 1}}} }, "must be on loopback"},
 		"too many hops":                 {func(s *Settings) { s.TrustedHops = 101 }, "trusted hops 101"},
 		"too little memory":             {func(s *Settings) { s.MaxHeap = 1 << 20 }, "max heap 1048576"},
 	} {

@@ -109,6 +109,10 @@ type API struct {
 	Endpoints []Endpoint
 	// TLS is how Envoy connects to them. nil: plain HTTP.
 	TLS *APITLS
+	// LocalClients: every client of the listener is a program of this machine. The API then sees the address
+	// that a client has connected from, and an API without keys answers it. Envoy by itself names a client on
+	// loopback by the address of the machine. For development clusters; Listen must be on loopback.
+	LocalClients bool
 }
 
 // APITLS verifies the API with an authority. The paths are absolute.
@@ -202,6 +206,9 @@ func (s Settings) withDefaults() (Settings, error) {
 	if a := s.API; a != nil {
 		if !hostName.MatchString(a.Domain) {
 			errs = append(errs, fmt.Errorf("domain %q: must be a DNS name in lower case", a.Domain))
+		}
+		if a.LocalClients && !s.Listen.Addr().IsLoopback() {
+			errs = append(errs, fmt.Errorf("API: with local clients the listen address %v must be on loopback", s.Listen))
 		}
 		if len(a.Endpoints) == 0 {
 			errs = append(errs, errors.New("API: at least one address is required"))

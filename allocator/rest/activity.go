@@ -87,8 +87,8 @@ func writeActivities(w io.Writer, l openapi.LastActive) {
 		fmt.Fprintln(w, "dry run: nothing is released for being idle")
 	}
 	for _, s := range l.Sandboxes {
-		fmt.Fprintf(w, "%s  %s  %s  %.3fs ago  %s  %d open  %s\n",
-			s.SandboxID, s.Pool, s.LastActive.Format(time.RFC3339Nano), s.AgeSeconds, lastText(s), s.Open, nextText(s, l.DryRun))
+		fmt.Fprintf(w, "%s  %s  %s  %.0fs ago  %s  %d open  %s\n",
+			s.SandboxID, s.Pool, s.LastActive.Format(time.RFC3339), s.AgeSeconds, lastText(s), s.Open, nextText(s, l.DryRun))
 	}
 	if l.Truncated > 0 {
 		fmt.Fprintf(w, "%d more\n", l.Truncated)

@@ -30,7 +30,7 @@ func (a *api) knownHost(next http.Handler) http.Handler {
 		}
 		if !fromHere(r) {
 			refuse(w, r, apierror.New(apierror.HostRefused,
-				"without keys this API answers no client of another machine (the last address in X-Forwarded-For); give it keys"))
+				"without keys this API answers a call through a gateway only if the gateway names a client on loopback (the last address in X-Forwarded-For); give it keys, or call it at its own address"))
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -5,7 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
+	"maps"
+	"slices"
 	"strconv"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/allocator/agents"
@@ -28,6 +32,16 @@ func (a *api) valuesOf(request *openapi.NewSandbox) (*agents.Values, error) {
 	}
 	if pool, ok := a.Allocator.Pool(request.TemplateID); ok && pool.Spec.AgentEnabled() == nil {
 		return nil, notImplemented("%s: the pods of this pool have no agent that takes them; enable spec.agent of the pool, put variables into its pod template, or send them to a postStart hook as metadata", field)
+	}
+	for _, m := range []struct {
+		field  string
+		values map[string]string
+	}{{"envVars", request.EnvVars}, {"secrets", request.Secrets}} {
+		for _, name := range slices.Sorted(maps.Keys(m.values)) {
+			if name != "" && len(validation.IsEnvVarName(name)) > 0 { // the rule of Kubernetes for pods
+				return nil, invalid("%s: the name %.100q must have letters, digits, _, - and . only, and no digit at its beginning", m.field, name)
+			}
+		}
 	}
 	v := &agents.Values{Envs: request.EnvVars, Secrets: request.Secrets}
 	for i, f := range request.Files {

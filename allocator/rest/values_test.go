@@ -26,6 +26,23 @@ func withAgent(enabled bool) *fake {
 	return &fake{pools: []*v1alpha1.SandboxPool{pool}, claimed: func(s *core.Sandbox) { s.Agent.Port = 49983 }}
 }
 
+func TestNamesThatNoProgramCanReadAreRefused(t *testing.T) {
+	for _, field := range []string{"envVars", "secrets"} {
+		for name, ok := range map[string]bool{"A": true, "_a1": true, "spring.name-x": true, "1A": false, "a b": false, "a$": false, "é": false} {
+			f := withAgent(true)
+			w := call(handler(t, f), "POST", "/sandboxes", fmt.Sprintf(`{"templateID":"python",%q:{"B":"","%s":"canary"}}`, field, name))
+			if ok {
+				require.Equal(t, 201, w.Code, w.Body)
+				continue
+			}
+			e := refusal(t, w, 400, apierror.BadRequest)
+			require.Contains(t, e.Message, fmt.Sprintf("%s: the name %q must have letters", field, name))
+			require.NotContains(t, e.Message, "canary")
+			require.Zero(t, f.claims)
+		}
+	}
+}
+
 func TestClaimBringsValuesForTheAgent(t *testing.T) {
 	values := `"envVars":{"A":"1"},"secrets":{"KEY":"canary"},"files":[{"path":"/a","content":"text"},` +
 		`{"path":"b/c","content":"` + base64.StdEncoding.EncodeToString([]byte{0, 255}) + `","encoding":"base64","mode":"0600"}]`

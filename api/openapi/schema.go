@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
@@ -262,6 +263,9 @@ func (s *Schema) problem(field string, value any) *Problem {
 		at, text = append(at, k.Missing[0]), "required"
 	case *kind.Type:
 		text = "must be " + article(k.Want)
+		if seconds := secondsIn(value, at); seconds != "" && slices.Contains(k.Want, "integer") {
+			text = "must be a number of seconds, such as " + seconds
+		}
 	case *kind.Minimum:
 		text = fmt.Sprintf("%s: must be at least %s", k.Got.RatString(), k.Want.RatString())
 	case *kind.Maximum:
@@ -279,6 +283,19 @@ func (s *Schema) problem(field string, value any) *Problem {
 		field = cmp.Or(strings.Join(at, "."), `""`) // a property may have an empty name
 	}
 	return &Problem{Field: short(printable.Line(field)), Message: short(text)}
+}
+
+// secondsIn returns the number of seconds if the value at a path is a duration such as "5m", else "".
+func secondsIn(value any, at []string) string {
+	for _, name := range at {
+		object, _ := value.(map[string]any)
+		value = object[name]
+	}
+	text, _ := value.(string)
+	if d, err := time.ParseDuration(text); err == nil && d%time.Second == 0 {
+		return strconv.FormatInt(int64(d/time.Second), 10)
+	}
+	return ""
 }
 
 // leaves yields the errors that have no causes.

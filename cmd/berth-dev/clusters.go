@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -183,19 +184,47 @@ func show(o *output, s devcluster.State) error {
 	}
 	fmt.Fprintf(o.out, "  %-18s %s\n\nTo use it, paste:\n\n", "logs", filepath.Dir(s.Kubeconfig))
 	for _, name := range slices.Sorted(maps.Keys(s.Environment)) {
-		fmt.Fprintf(o.out, "  export %s=%s\n", name, s.Environment[name])
+		fmt.Fprintf(o.out, "  export %s=%s\n", name, quoted(s.Environment[name]))
+	}
+	berth, err := berthPath()
+	if err != nil {
+		return err
 	}
 	fmt.Fprintf(o.out, `
-  berth claim %[1]s                      # claims a sandbox; berth is beside berth-dev
-  berth curl <sandboxID>/hello           # sends a request to it
+  %[2]s claim %[1]s                      # claims a sandbox
+  %[2]s curl SANDBOXID/hello             # sends a request to it
   curl -d '{"templateID":%[1]q}' $BERTH_API_URL/sandboxes   # the same without berth; "url" is the address
-  curl -X DELETE $BERTH_API_URL/sandboxes/<sandboxID>
+  curl -X DELETE $BERTH_API_URL/sandboxes/SANDBOXID
 
 curl and browsers resolve names below localhost. Node, Python and others may not: they reach a sandbox at $E2B_SANDBOX_URL
-with the headers E2b-Sandbox-Id and E2b-Sandbox-Port. Pods are processes of this machine: "kubectl logs" and "kubectl exec"
-do not work, their output is in the directory of the logs, and a pool needs a command in its template.
-`, demoPool)
+with the headers E2b-Sandbox-Id and E2b-Sandbox-Port. With --tls, E2B_DOMAIN alone is enough where the names resolve.
+Pods are processes of this machine: "kubectl logs" and "kubectl exec" do not work, their output is in the directory of the
+logs, and a pool needs a command in its template.
+`, demoPool, quoted(berth))
 	return nil
+}
+
+// berthPath is where the command berth is: beside this program, unless it was not built.
+func berthPath() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(filepath.Dir(self), "berth")
+	if _, err := os.Stat(path); err != nil {
+		return "berth", nil //nolint:nilerr // then it may be on the PATH
+	}
+	return path, nil
+}
+
+// quoted is a text as one word of a shell.
+func quoted(text string) string {
+	if !strings.ContainsFunc(text, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("_-./:@,", r)
+	}) {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }
 
 type buildCommand struct{}

@@ -176,10 +176,12 @@ func (e *environment) variables() map[string]string {
 		"KUBECONFIG":      e.cluster.Kubeconfig(),
 		"BERTH_API_URL":   e.stack.Allocators[0].API,
 		"E2B_API_URL":     e.stack.Allocators[0].API,
+		"BERTH_GATEWAY":   e.stack.Gateways[0].Addr.String(),
 		"E2B_SANDBOX_URL": e.gatewayURL(),
 		"E2B_API_KEY":     "e2b_0123456789abcdef",
 	}
 	if e.stack.CAFile != "" { // of Node, of Python and of curl
+		all["E2B_DOMAIN"] = fmt.Sprintf("%s:%d", e.stack.Domain, e.stack.Gateways[0].Addr.Port())
 		all["NODE_EXTRA_CA_CERTS"], all["SSL_CERT_FILE"], all["CURL_CA_BUNDLE"] = e.stack.CAFile, e.stack.CAFile, e.stack.CAFile
 	}
 	return all

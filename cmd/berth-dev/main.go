@@ -29,6 +29,9 @@ type output struct{ out, err io.Writer }
 func main() { cli.Main(run) }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
 	var c commands
 	k, err := cli.Parse(&c, "berth-dev", "Berth's demo and development clusters.", "BERTH_DEV", args, stdout, stderr)
 	if err != nil {

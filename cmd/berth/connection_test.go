@@ -78,6 +78,25 @@ func TestFlagThenEnvironmentThenContextThenDevelopmentCluster(t *testing.T) {
 	require.Equal(t, "one\ntwo\n", list)
 }
 
+func TestContextSaysWhichOneIsCurrent(t *testing.T) {
+	isolate(t)
+	context := func(args ...string) string {
+		t.Helper()
+		out, err := berth(t, append([]string{"context"}, args...)...)
+		require.NoError(t, err)
+		return out
+	}
+	require.Contains(t, context("set", "one", "--api-url=http://127.0.0.1:1"), "; it is the current one now, also instead of a development cluster (berth context delete one undoes this)")
+	require.Contains(t, context("set", "two", "--api-url=http://127.0.0.1:1"), "; the current one is still one\n")
+	require.NotContains(t, context("set", "one", "--namespace=a"), ";")
+	require.Equal(t, "two is deleted\n", context("delete", "two"))
+	require.Equal(t, "one is deleted; no context is current now\n", context("delete", "one"))
+	require.Empty(t, context("ls", "-o", "name"))
+	_, err := berth(t, "context", "delete", "one")
+	require.ErrorContains(t, err, `no context "one" in `)
+	require.Equal(t, cli.ExitUsage, cli.ExitCode(err))
+}
+
 func TestClusterOfAnEndedProcessIsNotFound(t *testing.T) {
 	isolate(t)
 	dir := filepath.Join(os.Getenv("BERTH_CACHE"), "contexts")

@@ -11,9 +11,10 @@ import (
 )
 
 type contextCommand struct {
-	Ls  contextLsCommand  `cmd:"" help:"List contexts, and development clusters that run."`
-	Use contextUseCommand `cmd:"" help:"Make a context the current one."`
-	Set contextSetCommand `cmd:"" help:"Write a context to the configuration file. Flags that are left out keep their values."`
+	Ls     contextLsCommand     `cmd:"" help:"List contexts, and development clusters that run."`
+	Use    contextUseCommand    `cmd:"" help:"Make a context the current one."`
+	Set    contextSetCommand    `cmd:"" help:"Write a context to the configuration file. Flags that are left out keep their values. The first one becomes the current one."`
+	Delete contextDeleteCommand `cmd:"" help:"Remove a context from the configuration file."`
 }
 
 // known is a row of the list of contexts.
@@ -139,10 +140,44 @@ func (c *contextSetCommand) Run(o *output) error {
 		file.Contexts = map[string]contexts.Context{}
 	}
 	file.Contexts[c.Name] = kept
+	first := file.Current == ""
 	file.Current = cmp.Or(file.Current, c.Name)
 	if err := file.Save(path); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(o.out, "context %s is in %s\n", c.Name, path)
+	text := fmt.Sprintf("context %s is in %s", c.Name, path)
+	switch {
+	case first:
+		text += "; it is the current one now, also instead of a development cluster (berth context delete " + c.Name + " undoes this)"
+	case file.Current != c.Name:
+		text += "; the current one is still " + file.Current
+	}
+	_, err = fmt.Fprintln(o.out, text)
+	return err
+}
+
+type contextDeleteCommand struct {
+	Name string `arg:"" complete:"context" help:"Name of the context."`
+}
+
+// Run implements the command.
+func (c *contextDeleteCommand) Run(o *output) error {
+	file, path, err := configuration()
+	if err != nil {
+		return err
+	}
+	if _, ok := file.Contexts[c.Name]; !ok && file.Current != c.Name {
+		return usage("no context %q in %s; see berth context ls", c.Name, path)
+	}
+	delete(file.Contexts, c.Name)
+	text := c.Name + " is deleted"
+	if file.Current == c.Name {
+		file.Current = ""
+		text += "; no context is current now"
+	}
+	if err := file.Save(path); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(o.out, text)
 	return err
 }

@@ -148,7 +148,7 @@ func (c *fenceSessionsCommand) Run(ctx context.Context, o *output) error {
 		return all.Sessions, nil
 	}
 	if c.Watch {
-		return watch(ctx, o, c.formatFlags, c.watchFlags, sessions, list)
+		return watch(ctx, o, c.formatFlags, c.watchFlags, sessions, list, nil)
 	}
 	items, err := list()
 	if err != nil {

@@ -99,7 +99,7 @@ func (c *lastActiveCommand) Run(ctx context.Context, o *output) error {
 		return all.Sandboxes, nil
 	}
 	if c.Watch {
-		return watch(ctx, o, c.formatFlags, c.watchFlags, activities(false), list)
+		return watch(ctx, o, c.formatFlags, c.watchFlags, activities(false), list, nil)
 	}
 	items, err := list()
 	if err != nil {

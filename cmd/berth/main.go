@@ -76,7 +76,10 @@ func newOutput(stdout, stderr io.Writer, now func() time.Time) *output {
 func main() { cli.Main(run) }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	if len(args) > 0 && args[0] == "help" {
+	if len(args) == 0 {
+		args = []string{"help"}
+	}
+	if args[0] == "help" {
 		args = append(slices.Clone(args[1:]), "--help")
 	}
 	var c commands

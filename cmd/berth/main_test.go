@@ -99,6 +99,9 @@ func TestVersionIsPrintedByFlagAndCommand(t *testing.T) {
 	var out bytes.Buffer
 	require.ErrorIs(t, run(t.Context(), []string{"help", "ls"}, &out, &out), cli.ErrHelp)
 	require.Contains(t, out.String(), "Usage: berth ls")
+	var alone bytes.Buffer
+	require.ErrorIs(t, run(t.Context(), nil, &alone, &alone), cli.ErrHelp)
+	require.Contains(t, alone.String(), "Usage: berth <command>")
 	stdout, err = berth(t, "--version")
 	require.ErrorIs(t, err, cli.ErrHelp)
 	require.Equal(t, cli.Version()+"\n", stdout)

@@ -86,7 +86,7 @@ func (c *poolsLsCommand) Run(ctx context.Context, o *output) error {
 	}
 	list := func() ([]openapi.Pool, error) { return call(ctx, t, t.api.Pools) }
 	if c.Watch {
-		return watch(ctx, o, c.formatFlags, c.watchFlags, o.pools(), list)
+		return watch(ctx, o, c.formatFlags, c.watchFlags, o.pools(), list, nil)
 	}
 	all, err := list()
 	if err != nil {

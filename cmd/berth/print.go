@@ -188,9 +188,12 @@ func paint(state string) string {
 	return state
 }
 
+// leastInterval is the time between two looks while much changes.
+const leastInterval = 200 * time.Millisecond
+
 // watch prints a list, and then each item that is new or has changed, until ctx ends. A cell that
-// only tells the time does not count as a change.
-func watch[T any](ctx context.Context, o *output, f formatFlags, w watchFlags, v view[T], list func() ([]T, error)) error {
+// only tells the time does not count as a change. It also looks when changes has a value.
+func watch[T any](ctx context.Context, o *output, f formatFlags, w watchFlags, v view[T], list func() ([]T, error), changes <-chan struct{}) error {
 	columns := v.shown(f.Output == "wide")
 	known := map[string]string{}
 	headers, width := !f.NoHeaders, make([]int, len(v.columns))
@@ -226,12 +229,20 @@ func watch[T any](ctx context.Context, o *output, f formatFlags, w watchFlags, v
 			}
 			headers = false
 		}
-		timer := time.NewTimer(w.Interval)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-timer.C:
+		began := time.Now()
+		for _, wait := range []struct {
+			most    time.Duration
+			changes <-chan struct{}
+		}{{min(w.Interval, leastInterval), nil}, {w.Interval, changes}} {
+			timer := time.NewTimer(wait.most - time.Since(began))
+			select {
+			case <-ctx.Done():
+				timer.Stop()
+				return nil
+			case <-wait.changes:
+				timer.Stop()
+			case <-timer.C:
+			}
 		}
 	}
 }

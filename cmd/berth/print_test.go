@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,9 +38,31 @@ func TestWatchPrintsOnlyWhatIsNewOrChanged(t *testing.T) {
 				cancel()
 			}
 			return look, nil
-		})
+		}, nil)
 		require.NoError(t, err)
 		require.Equal(t, "NAME  STATE     AGE\na     starting  1s\nb     running   1s\na     running   2s\na     running   4s\n", out.String())
+	})
+}
+
+// A sandbox that lives for less than the interval is seen, because its event causes a look.
+func TestWatchLooksAtOnceAfterAChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		began, looks := time.Now(), []time.Duration{}
+		changes := make(chan struct{}, 1)
+		err := watch(ctx, newOutput(io.Discard, io.Discard, time.Now), formatFlags{Output: "table"}, watchFlags{Interval: time.Minute}, things, func() ([]thing, error) {
+			switch looks = append(looks, time.Since(began)); len(looks) {
+			case 1:
+				time.AfterFunc(time.Second, func() { changes <- struct{}{} })
+			case 2:
+				changes <- struct{}{} // during the look
+			case 4:
+				cancel()
+			}
+			return nil, nil
+		}, changes)
+		require.NoError(t, err)
+		require.Equal(t, []time.Duration{0, time.Second, time.Second + leastInterval, time.Minute + time.Second + leastInterval}, looks)
 	})
 }
 

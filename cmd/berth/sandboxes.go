@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -282,13 +283,35 @@ func (c *lsCommand) Run(ctx context.Context, o *output) error {
 	}
 	list := func() ([]openapi.SandboxRecord, error) { return c.list(ctx, t, c.Phase) }
 	if c.Watch {
-		return watch(ctx, o, c.formatFlags, c.watchFlags, o.records(), list)
+		changes, stop := c.changes(ctx, t)
+		defer stop()
+		return watch(ctx, o, c.formatFlags, c.watchFlags, o.records(), list, changes)
 	}
 	all, err := list()
 	if err != nil {
 		return err
 	}
 	return show(o, c.formatFlags, o.records(), all, all)
+}
+
+// changes returns a channel that has a value after an event, so that a short life is seen too. Without events,
+// --interval alone decides. stop ends what fills the channel.
+func (f *filterFlags) changes(ctx context.Context, t *target) (changes <-chan struct{}, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	noted := make(chan struct{}, 1)
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		for _, err := range t.api.Events(ctx, openapi.StreamEventsParams{Pool: nonEmpty(f.Pool), Team: nonEmpty(f.Team)}) {
+			if err != nil {
+				return
+			}
+			select {
+			case noted <- struct{}{}:
+			default: // a look is due already
+			}
+		}
+	})
+	return noted, func() { cancel(); reading.Wait() }
 }
 
 // idsArg are sandboxes.

@@ -126,7 +126,10 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 	if err != nil {
 		return nil, err
 	}
-	settings := envoy.Settings{API: &envoy.API{Domain: o.Domain}}
+	// Only programs of this machine call an API below localhost, unless someone leads others to it on purpose. With
+	// another domain, which may be the name of a tunnel, an API without keys answers no client of a gateway.
+	local := o.Domain == localDomain || strings.HasSuffix(o.Domain, "."+localDomain)
+	settings := envoy.Settings{API: &envoy.API{Domain: o.Domain, LocalClients: local}}
 	if o.TLS {
 		if settings.TLS, s.CAFile, err = newCertificate(filepath.Join(c.Dir(), "gateway-tls"), o.Domain); err != nil {
 			return nil, err

@@ -26,7 +26,9 @@ func run(ctx context.Context, job string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	pool := os.Getenv("POOL")
-	c, err := client.New(client.Options{URL: os.Getenv("BERTH_API_URL"), Key: os.Getenv("BERTH_API_KEY")})
+	c, err := client.New(client.Options{
+		URL: os.Getenv("BERTH_API_URL"), Key: os.Getenv("BERTH_API_KEY"), Gateway: os.Getenv("BERTH_GATEWAY"),
+	})
 	if err != nil {
 		return err
 	}
@@ -52,7 +54,7 @@ func run(ctx context.Context, job string) (err error) {
 	if err != nil {
 		return err
 	}
-	answer, err := http.DefaultClient.Do(request)
+	answer, err := c.Sandboxes().Do(request)
 	if err != nil {
 		return err
 	}

@@ -10,11 +10,18 @@ from e2b import Sandbox
 POOL = os.environ["POOL"]
 
 
+def request(sandbox: Sandbox, port: int, path: str) -> urllib.request.Request:
+    """Names the sandbox by its host or, where such names do not resolve, at the gateway by headers."""
+    if gateway := os.environ.get("E2B_SANDBOX_URL"):
+        headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
+        return urllib.request.Request(f"{gateway}/{path}", headers=headers)
+    return urllib.request.Request(f"https://{sandbox.get_host(port)}/{path}")
+
+
 def work(task: str) -> str:
     # The sandbox ends after a minute, also if this program does not live that long.
     with Sandbox.create(POOL, timeout=60, metadata={"task": task}) as sandbox:
-        url = f"https://{sandbox.get_host(8080)}/{task}"
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(request(sandbox, 8080, task), timeout=30) as answer:
             seen = json.load(answer)
         return f"{task}: {seen['method']} {seen['path']}"
 

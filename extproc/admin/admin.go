@@ -118,8 +118,8 @@ func (d LastActive) String() string {
 		fmt.Fprintf(&text, "cannot tell what is open: %s\n", d.LookError)
 	}
 	for _, s := range d.Sandboxes {
-		fmt.Fprintf(&text, "%s  %s  %s  %.3fs ago  %s  open %d  unread %d\n",
-			s.SandboxID, s.PodIP, s.LastActive.UTC().Format(time.RFC3339Nano),
+		fmt.Fprintf(&text, "%s  %s  %s  %.0fs ago  %s  open %d  unread %d\n",
+			s.SandboxID, s.PodIP, s.LastActive.UTC().Format(time.RFC3339),
 			s.AgeSeconds, s.Kind, s.OpenRequests, s.UnreadAnswers)
 	}
 	return text.String()

@@ -165,9 +165,9 @@ func TestTextForms(t *testing.T) {
 	r := newRouter(t)
 	w := r.get("/admin/last-active?format=text")
 	require.Equal(t, "text/plain; charset=utf-8", w.Header().Get("Content-Type"))
-	const list = `aa1  10.0.0.2  2030-01-01T11:59:58.5Z  1.500s ago  open  open 0  unread 0
-aa2  10.0.0.1  2030-01-01T11:58:30Z  90.000s ago  admission  open 0  unread 0
-bb1  10.0.0.0  2030-01-01T12:00:00Z  0.000s ago  open  open 1  unread 1
+	const list = `aa1  10.0.0.2  2030-01-01T11:59:58Z  2s ago  open  open 0  unread 0
+aa2  10.0.0.1  2030-01-01T11:58:30Z  90s ago  admission  open 0  unread 0
+bb1  10.0.0.0  2030-01-01T12:00:00Z  0s ago  open  open 1  unread 1
 `
 	require.Equal(t, list, w.Body.String())
 	r.failLooks()
@@ -335,6 +335,6 @@ func Example() {
 	w := newRouter(silent{}).get("/admin/last-active?prefix=aa&format=text")
 	fmt.Print(w.Body)
 	// Output:
-	// aa1  10.0.0.2  2030-01-01T11:59:58.5Z  1.500s ago  open  open 0  unread 0
-	// aa2  10.0.0.1  2030-01-01T11:58:30Z  90.000s ago  admission  open 0  unread 0
+	// aa1  10.0.0.2  2030-01-01T11:59:58Z  2s ago  open  open 0  unread 0
+	// aa2  10.0.0.1  2030-01-01T11:58:30Z  90s ago  admission  open 0  unread 0
 }

@@ -9,7 +9,10 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"reflect"
+	"regexp"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,7 +38,7 @@ func Parse(into any, name, description, prefix string, args []string, stdout, st
 	options := []kong.Option{
 		kong.Name(name), kong.Description(description), kong.Writers(stdout, stderr),
 		kong.Vars{"version": Version()},
-		kong.Exit(func(int) { exited = true }),
+		kong.Exit(func(int) { exited = true }), kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(duration)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Help(printHelp),
 	}
 	if prefix != "" {
@@ -54,9 +57,33 @@ func Parse(into any, name, description, prefix string, args []string, stdout, st
 		if errors.As(err, &wrong) && wrong.Context != nil && wrong.Context.Selected() != nil {
 			name = wrong.Context.Selected().FullPath()
 		}
+		if i := slices.IndexFunc(args, negative.MatchString); i >= 0 && strings.Contains(err.Error(), "unknown flag -") {
+			err = fmt.Errorf("%s: must not be negative", args[i])
+		}
 		return nil, WithExitCode(ExitUsage, fmt.Errorf("%w; see %s --help", err, name))
 	}
 	return k, nil
+}
+
+// negative is an argument that kong takes for a flag.
+var negative = regexp.MustCompile(`^-[0-9]`)
+
+// duration reads a duration, and tells a person who leaves out the unit what to write.
+func duration(ctx *kong.DecodeContext, target reflect.Value) error {
+	var text string
+	if err := ctx.Scan.PopValueInto("duration", &text); err != nil {
+		return err
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		example := "30s or 5m"
+		if n, err := strconv.ParseUint(text, 10, 31); err == nil {
+			example = fmt.Sprintf("%ds or 5m", n)
+		}
+		return fmt.Errorf("%q: must be a duration with a unit, such as %s", text, example)
+	}
+	target.SetInt(int64(d))
+	return nil
 }
 
 // printHelp prints kong's help with its first line, the usage, broken at 80 columns.

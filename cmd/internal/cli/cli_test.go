@@ -72,6 +72,22 @@ func TestErrorsNameTheFlagAndTheHelp(t *testing.T) {
 	require.ErrorContains(t, err, "BERTH_THING_SIZE")
 }
 
+func TestDurationWithoutUnitSaysWhatToWrite(t *testing.T) {
+	for text, says := range map[string]string{
+		"300": `"300": must be a duration with a unit, such as 300s or 5m`, "soon": `"soon": must be a duration with a unit, such as 30s or 5m`,
+		"": `"": must be a duration with a unit, such as 30s or 5m`, "99999999999": `"99999999999": must be a duration with a unit, such as 30s or 5m`,
+	} {
+		_, _, err := parse("--pod-cidrs=a", "--max-stale="+text)
+		require.ErrorContains(t, err, "--max-stale: "+says)
+		require.Equal(t, cli.ExitUsage, cli.ExitCode(err))
+	}
+	f, _, err := parse("--pod-cidrs=a", "--max-stale=1h30m")
+	require.NoError(t, err)
+	require.Equal(t, 90*time.Minute, f.MaxStale)
+	_, _, err = parse("--pod-cidrs=a", "-5m")
+	require.EqualError(t, err, "-5m: must not be negative; see thing --help")
+}
+
 func TestHelpAndVersionNeedNoOtherFlag(t *testing.T) {
 	_, stdout, err := parse("--help")
 	require.ErrorIs(t, err, cli.ErrHelp)
