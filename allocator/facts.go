@@ -47,6 +47,9 @@ func toRecord(f core.Fact) (journal.Record, error) {
 	case f.Session != "":
 		r.Key = sessionPrefix + f.Session
 		session := &journalv1.Session{Left: f.Left, From: f.From, Earlier: f.Earlier, MaxStaleNanos: uint64(f.MaxStale)}
+		if f.Gateway != (core.Gateway{}) {
+			session.GatewayHash = f.Gateway[:]
+		}
 		if f.Longer {
 			r.Format = longerFormat
 		}
@@ -129,6 +132,7 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 		s := state.Session
 		f.Session, f.From, f.Left, f.Earlier = strings.TrimPrefix(r.Key, sessionPrefix), s.GetFrom(), s.GetLeft(), s.GetEarlier()
 		f.MaxStale, f.Longer = time.Duration(s.GetMaxStaleNanos()), m.GetFormat() >= longerFormat
+		copy(f.Gateway[:], s.GetGatewayHash())
 		if f.MaxStale == 0 && !f.Earlier { // every leader adds its own value to those of an earlier journal
 			f.MaxStale = unknownMaxStale
 		}

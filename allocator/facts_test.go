@@ -87,7 +87,7 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 // Invariant: I3
 func TestOnlyLongerMaxStaleAsksForTheNextFormat(t *testing.T) {
 	for _, f := range []core.Fact{
-		{Session: "r", MaxStale: time.Minute},
+		{Session: "r", MaxStale: time.Minute, Gateway: core.Gateway{1, 2}},
 		{Session: "r", MaxStale: time.Hour, Longer: true},
 		{Session: "r", MaxStale: time.Hour, Longer: true, Left: true},
 		{Session: "r", MaxStale: time.Hour, Longer: true, Left: true, Declared: &core.Declaration{By: "ops"}},

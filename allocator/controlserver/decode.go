@@ -70,6 +70,9 @@ func ago(millis uint64) time.Duration {
 
 // checkDead checks a report of deaths.
 func checkDead(dead *controlv1.Dead, by string) error {
+	if err := checkSecret("dead.gateway_secret", dead.GetGatewaySecret()); err != nil {
+		return err
+	}
 	ids := dead.GetRouterIds()
 	if len(ids) > maxDead {
 		return status.Errorf(codes.InvalidArgument, "dead.router_ids: %d exceed the limit of %d", len(ids), maxDead)

@@ -71,6 +71,14 @@ func TestDeathReportsAreValidatedAsAWhole(t *testing.T) {
 	}
 	run(t, func(w *world) {
 		stream, _ := w.joined()
+		short := dead(other)
+		short.GetDead().GatewaySecret = []byte("secret")
+		require.NoError(t, stream.Send(short))
+		w.leader.seen()
+		fails(t, stream, codes.InvalidArgument, "dead.gateway_secret: 6 bytes: must have 32, or none")
+	})
+	run(t, func(w *world) {
+		stream, _ := w.joined()
 		require.NoError(t, stream.Send(dead(tooMany[:maxDead]...)))
 		events := w.leader.seen()
 		require.Len(t, events, maxDead)

@@ -50,7 +50,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 	case core.SendResume:
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: e.IDs}}})
 	case core.SendPong:
-		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: e.Nonce}}})
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: e.Nonce, KeepProofs: e.Keep}}})
 	case core.CloseStream:
 		switch {
 		case e.Left:

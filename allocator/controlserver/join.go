@@ -2,6 +2,7 @@ package controlserver
 
 import (
 	"context"
+	"crypto/sha256"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -34,6 +35,9 @@ func (s *Server) check(leader Leader, join *controlv1.Join) error {
 	if theirs := join.GetMaxStaleNanos(); theirs == 0 || theirs > uint64(MaxMaxStale) {
 		return status.Errorf(codes.InvalidArgument, "join.max_stale_nanos %d: must be 1 to %d (%v): lower --max-stale of the router", theirs, MaxMaxStale, MaxMaxStale)
 	}
+	if err := checkSecret("join.gateway_hash", join.GetGatewayHash()); err != nil {
+		return err
+	}
 	if !leader.Valid() {
 		// Its first pong would end the stream again: joins and leaves would follow each other, in
 		// the log and in the core, while the lease is in doubt.
@@ -45,6 +49,14 @@ func (s *Server) check(leader Leader, join *controlv1.Join) error {
 	}
 	if earlier != "" {
 		leader.Submit(core.EarlierSeen{Journal: earlier, MaxStale: time.Duration(join.GetMaxStaleNanos())})
+	}
+	return nil
+}
+
+// checkSecret checks a secret, or the hash of one. Routers of earlier versions have none.
+func checkSecret(field string, secret []byte) error {
+	if n := len(secret); n != 0 && n != sha256.Size {
+		return status.Errorf(codes.InvalidArgument, "%s: %d bytes: must have %d, or none", field, n, sha256.Size)
 	}
 	return nil
 }

@@ -1,6 +1,8 @@
 package controlserver
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"errors"
 	"io"
 	"strings"
@@ -156,6 +158,31 @@ func TestRouterWithLongerMaxStaleJoinsWithItsOwn(t *testing.T) {
 		})
 		require.Equal(t, nanos > uint64(maxStale), logs.Len() > 0, "%v", logs.All())
 	}
+}
+
+// The leader learns the hash with the session, and the secret with a report of deaths only.
+// Invariant: I3
+func TestSecretOfTheGatewayProvesDeaths(t *testing.T) {
+	secret := bytes.Repeat([]byte{7}, 32)
+	hash := sha256.Sum256(secret)
+	run(t, func(w *world) {
+		m := join(testRouter, 0)
+		m.GetJoin().GatewayHash = hash[:]
+		stream := w.open()
+		require.NoError(t, stream.Send(m))
+		require.Equal(t, []core.Event{core.SessionJoined{Session: testRouter, Stream: 1, MaxStale: maxStale, Gateway: hash}}, w.leader.seen())
+		dead := &controlv1.Dead{RouterIds: []string{"router-of-before-0123"}, GatewaySecret: secret}
+		require.NoError(t, stream.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Dead{Dead: dead}}))
+		require.Equal(t, []core.Event{core.SessionDead{Session: "router-of-before-0123", By: testRouter, Gateway: hash}}, w.leader.seen())
+	})
+	run(t, func(w *world) {
+		m := join(testRouter, 0)
+		m.GetJoin().GatewayHash = hash[:31]
+		stream := w.open()
+		require.NoError(t, stream.Send(m))
+		fails(t, stream, codes.InvalidArgument, "join.gateway_hash: 31 bytes: must have 32, or none")
+		require.Empty(t, w.leader.seen())
+	})
 }
 
 func TestStreamWithoutJoinIsEnded(t *testing.T) {

@@ -166,8 +166,10 @@ func (s *Server) Session(rpc rpcStream) error {
 
 	st := s.add()
 	defer s.remove(st)
+	var hash core.Gateway // of an earlier version: zero
+	copy(hash[:], join.GetGatewayHash())
 	router, from, maxStale := join.GetRouterId(), addressOf(rpc.Context()), time.Duration(join.GetMaxStaleNanos())
-	leader.Submit(core.SessionJoined{Session: router, Stream: st.id, From: from, MaxStale: maxStale})
+	leader.Submit(core.SessionJoined{Session: router, Stream: st.id, From: from, MaxStale: maxStale, Gateway: hash})
 	defer leader.Submit(core.SessionLeft{Session: router, Stream: st.id})
 	s.o.Log.Info("router joined", zap.String("router", router), zap.String("address", from), zap.Duration("maxStale", maxStale))
 	if maxStale > s.o.MaxStale {
@@ -275,9 +277,13 @@ func (s *Server) submit(leader Leader, stream uint64, router string, m *controlv
 		if err := checkDead(m.Dead, router); err != nil {
 			return err
 		}
+		var gateway core.Gateway
+		if secret := m.Dead.GetGatewaySecret(); len(secret) > 0 {
+			gateway = sha256.Sum256(secret)
+		}
 		for _, id := range m.Dead.GetRouterIds() {
 			s.o.Log.Info("router reported dead", zap.String("router", id), zap.String("by", router))
-			leader.Submit(core.SessionDead{Session: id, By: router})
+			leader.Submit(core.SessionDead{Session: id, By: router, Gateway: gateway})
 		}
 	}
 	return nil

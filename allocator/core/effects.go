@@ -224,10 +224,12 @@ type (
 		Stream uint64
 		IDs    []string
 	}
-	// SendPong answers a SessionPing.
+	// SendPong answers a SessionPing. Keep: the router has reported the death of a router that is still
+	// connected, and must keep its proof.
 	SendPong struct {
 		Stream uint64
 		Nonce  uint64
+		Keep   bool
 	}
 	// CloseStream ends a stream that was replaced by a newer one, or whose session has ended.
 	// Banned: the session was declared dead and must not join again. Left: the Goodbye of its

@@ -141,12 +141,14 @@ type (
 	}
 
 	// SessionJoined: a router opened a stream. Stream numbers are not reused within a term. From
-	// is its address, for people. MaxStale is its own.
+	// is its address, for people. MaxStale is its own. Gateway is the hash of the secret of its gateway;
+	// zero: it has none.
 	SessionJoined struct {
 		Session  string
 		Stream   uint64
 		From     string
 		MaxStale time.Duration
+		Gateway  Gateway
 	}
 	// EarlierSeen: a router may still serve routes of another journal, with this ID. MaxStale is
 	// that of the router. It comes before the router's SessionJoined.
@@ -166,9 +168,13 @@ type (
 		Stream  uint64
 		Looked  bool
 	}
-	// SessionDead: the router By has proven that the process of another router has ended. Later
-	// pings of By are answered when the end is durable.
-	SessionDead struct{ Session, By string }
+	// SessionDead: the router By reports that the process of another router has ended. Gateway is the
+	// hash of the secret that By has shown; zero: none. Later pings of By are answered when the end is
+	// durable.
+	SessionDead struct {
+		Session, By string
+		Gateway     Gateway
+	}
 	// DeclareDead: an operator declares that a router and its Envoy have ended. Token comes back
 	// in DeadDeclared.
 	DeclareDead struct {

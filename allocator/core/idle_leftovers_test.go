@@ -52,12 +52,15 @@ func TestLeftoverOfAnEndedRouterBlocksTheQuestion(t *testing.T) {
 		}, "", expiry, expiry},
 		"found dead": {func(s *sim, _ Sandbox) {
 			s.step(SessionDead{Session: "r", By: "q"})
+			s.step(SessionLeft{Session: "r", Stream: 2})
 		}, "", expiry, expiry},
 		"found dead, and looked after": {func(s *sim, _ Sandbox) {
 			s.step(SessionDead{Session: "r", By: "q"})
+			s.step(SessionLeft{Session: "r", Stream: 2})
 		}, "envoy of r", 2 * time.Second, 2 * time.Second},
 		"found dead beside an Envoy that was replaced": {func(s *sim, _ Sandbox) {
 			s.step(SessionDead{Session: "r", By: "q"})
+			s.step(SessionLeft{Session: "r", Stream: 2})
 		}, "another process", expiry, expiry},
 		"declared dead, with its Envoy": {func(s *sim, _ Sandbox) {
 			s.step(SessionLeft{Session: "r", Stream: 2})

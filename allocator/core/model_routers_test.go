@@ -21,6 +21,8 @@ type router struct {
 	cache   *routecache.Cache
 	answers *extproc.Admissions
 	tracker *lastactive.Tracker
+	// gateway is that of its Envoy; zero: it is of an earlier version.
+	gateway Gateway
 	// maxStale is its own: that of the leaders, longer or shorter.
 	maxStale time.Duration
 	// slow: its clock is behind that of the allocator, as far as is allowed for. small:
@@ -87,6 +89,9 @@ func (w *world) addRouter(envoy int) *router {
 		id: "router" + strconv.Itoa(len(w.routers)), envoy: envoy, slow: w.draw(2) == 1, looksAt: -1,
 		maxStale: []time.Duration{maxStale, 2 * maxStale, maxStale / 2}[w.draw(3)],
 		gone:     map[string]bool{}, held: map[string]bool{}, over: map[string]bool{}, answers: extproc.NewAdmissions(),
+	}
+	if w.draw(4) < 3 {
+		r.gateway = gatewayOf(envoy)
 	}
 	size := 100
 	if w.draw(4) == 3 {
@@ -213,7 +218,7 @@ func (w *world) join(r *router) {
 	w.lastStream++
 	r.stream, r.cut, r.joined, r.sequence, r.applied, r.acked, r.in, r.out, r.pings = w.lastStream, false, false, 0, 0, 0, nil, nil, map[uint64]time.Duration{}
 	r.sent, r.ending, r.asking, r.ponged = map[string]Sandbox{}, nil, nil, 0
-	w.step(SessionJoined{Session: r.id, Stream: r.stream, MaxStale: r.maxStale})
+	w.step(SessionJoined{Session: r.id, Stream: r.stream, MaxStale: r.maxStale, Gateway: r.gateway})
 	w.ping(r)
 }
 
@@ -329,7 +334,21 @@ func (w *world) findDead() {
 		return
 	}
 	if by := pick(w, w.routers, func(o *router) bool { return !o.dead && o.envoy == r.envoy }); by != nil {
-		w.strays = append(w.strays, SessionDead{Session: r.id, By: by.id})
+		w.strays = append(w.strays, SessionDead{Session: r.id, By: by.id, Gateway: by.gateway})
+	}
+}
+
+// gatewayOf is the gateway of an Envoy.
+func gatewayOf(envoy int) Gateway { return Gateway{byte(1 + envoy)} }
+
+// findWrongly has a router of another gateway report one that lives.
+func (w *world) findWrongly() {
+	r := pick(w, w.routers, func(r *router) bool { return !r.dead && r.gateway != Gateway{} })
+	if r == nil {
+		return
+	}
+	if by := pick(w, w.routers, func(o *router) bool { return !o.dead && o.envoy != r.envoy }); by != nil {
+		w.strays = append(w.strays, SessionDead{Session: r.id, By: by.id, Gateway: by.gateway})
 	}
 }
 

@@ -52,7 +52,7 @@ var profiles = []profile{
 		"cluster works", "cluster works", "cluster works", "claim", "claim", "release", "release", "request", "request", "request", "request", "Envoy reads", "Envoy reads",
 		"to router", "to router", "to router", "to router", "from router", "from router", "from router", "router acks", "router acks", "router pings", "router pings", "router joins", "router joins",
 		"time passes", "time passes", "a moment passes", "a moment passes", "freshness has nearly ended", "long time passes", "all sleep", "one direction breaks", "router breaks off", "router rejoins at once", "stray", "stray",
-		"router dies", "dead router found", "dead router found", "router stops", "another router beside an Envoy", "leader changes", "old leader works", "pod deleted", "pod moves", "pod removed", "pod restarts",
+		"router dies", "dead router found", "dead router found", "living router reported by another gateway", "router stops", "another router beside an Envoy", "leader changes", "old leader works", "pod deleted", "pod moves", "pod removed", "pod restarts",
 	}},
 	{name: "use and silence", only: true, often: []string{
 		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "request", "request", "Envoy reads", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work", "routers work",
@@ -245,6 +245,7 @@ func (w *world) table(p profile) []action {
 		{"router pings", func() { w.ping(pick(w, w.routers, connected)) }},
 		{"router dies", func() { w.die(pick(w, w.routers, alive)) }},
 		{"dead router found", w.findDead},
+		{"living router reported by another gateway", w.findWrongly},
 		{"dead router declared dead", w.declareDead},
 		{"router stops", func() { w.stopRouter(pick(w, w.routers, connected)) }},
 		{"another router beside an Envoy", func() {

@@ -170,7 +170,7 @@ var sentences = []sentence{
 		if s.router(a[0]).envoy != s.router(a[1]).envoy || !s.router(a[1]).dead {
 			s.tb.Fatalf("%s cannot take the lock of %s", a[0], a[1])
 		}
-		s.w.step(SessionDead{Session: a[1], By: a[0]})
+		s.w.step(SessionDead{Session: a[1], By: a[0], Gateway: s.router(a[0]).gateway})
 	}),
 	says(`(\w+) has forgotten (\w+)`, func(s *scenario, a []string) { // for want of room
 		r := s.router(a[0])

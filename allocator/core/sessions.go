@@ -40,7 +40,7 @@ type routers struct {
 // handed to the writer is withdrawn, because the router lives.
 func (r *routers) join(ev SessionJoined) {
 	r.longest = max(r.longest, ev.MaxStale)
-	ok, banned, withdrawn := r.members.MayJoin(ev.Session)
+	ok, banned, withdrawn := r.members.MayJoin(ev.Session, ev.Gateway)
 	for _, token := range withdrawn {
 		r.emit(DeadDeclared{Token: token, Status: DeclareConnected})
 	}
@@ -62,7 +62,7 @@ func (r *routers) join(ev SessionJoined) {
 		r.disconnect(s)
 	}
 	r.resume(r.idle.Joined(ev.Session, r.now.Boot))
-	s, isNew := r.members.Join(ev.Session, ev.From, ev.MaxStale, ev.Stream, r.now.Boot)
+	s, isNew := r.members.Join(ev.Session, ev.From, ev.MaxStale, ev.Gateway, ev.Stream, r.now.Boot)
 	if isNew {
 		// The session must be durable before the router receives a route, because the next
 		// leader must wait for every router that has one, for as long as its own max-stale.
@@ -80,9 +80,9 @@ func (r *routers) join(ev SessionJoined) {
 }
 
 // factOf begins a fact about a session. Each one has the max-stale of the router, because its end
-// and its declaration outlast the fact of its begin.
+// and its declaration outlast the fact of its begin, and the gateway, because it may replace that fact.
 func (r *routers) factOf(s *member.Session) Fact {
-	return Fact{Session: s.ID, MaxStale: s.MaxStale, Longer: s.MaxStale > r.cfg.MaxStale}
+	return Fact{Session: s.ID, MaxStale: s.MaxStale, Longer: s.MaxStale > r.cfg.MaxStale, Gateway: s.Gateway}
 }
 
 // know makes a session known whose router is not connected to this leader.
@@ -102,7 +102,7 @@ func (r *routers) recover(f Fact) {
 		r.settleEnd(f, true)
 	default:
 		r.know(member.Session{
-			ID: f.Session, From: f.From, Durable: true, Earlier: f.Earlier, MaxStale: f.MaxStale, LastPing: r.now.Boot + r.cfg.Lease,
+			ID: f.Session, From: f.From, Durable: true, Earlier: f.Earlier, MaxStale: f.MaxStale, Gateway: f.Gateway, LastPing: r.now.Boot + r.cfg.Lease,
 		})
 	}
 }
@@ -119,7 +119,7 @@ func (r *routers) welcome(s *member.Session) {
 // look of the router that names this pong is known to have begun after now.
 func (r *routers) pong(s *member.Session) {
 	if nonce, ok := r.members.Pong(s); ok {
-		r.emit(SendPong{Stream: s.Stream, Nonce: nonce})
+		r.emit(SendPong{Stream: s.Stream, Nonce: nonce, Keep: r.members.Reports(s)})
 		r.idle.Ponged(s.ID, nonce)
 	}
 }
@@ -127,6 +127,9 @@ func (r *routers) pong(s *member.Session) {
 func (r *routers) left(ev SessionLeft) {
 	if s := r.members.OfStream(ev.Stream); s != nil && s.ID == ev.Session {
 		r.disconnect(s)
+		if by, ok := r.members.Reported(s); ok {
+			r.dead(SessionDead{Session: s.ID, By: by, Gateway: s.Gateway})
+		}
 	}
 }
 
@@ -158,9 +161,10 @@ func (r *routers) goodbye(ev SessionGoodbye) {
 	mayBeOpen = r.end(s, ev.Looked && here, r.members.ExpiresAt(s))
 }
 
-// dead ends the session of a router whose process another router has proven to have ended.
+// dead ends the session of a router whose process another router has proven to have ended, or keeps the
+// report until the stream of the session has ended.
 func (r *routers) dead(ev SessionDead) {
-	if s, by := r.members.Dead(ev.Session, ev.By); s != nil {
+	if s, by := r.members.Dead(ev.Session, ev.By, ev.Gateway, r.now.Boot); s != nil {
 		r.remove(s, by)
 	}
 }

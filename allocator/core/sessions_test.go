@@ -103,7 +103,10 @@ func TestSessionIsJournaledWhenItEnds(t *testing.T) {
 	for name, ends := range map[string]func(*sim){
 		"goodbye": func(s *sim) { s.step(SessionGoodbye{Session: "r"}) },
 		"expired": func(s *sim) { s.pass(2 * maxStale) },
-		"dead":    func(s *sim) { s.step(SessionDead{Session: "r"}) },
+		"dead": func(s *sim) {
+			s.step(SessionLeft{Session: "r", Stream: 1})
+			s.step(SessionDead{Session: "r"})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t)
@@ -150,6 +153,7 @@ func TestReportedDeathIsConfirmedWhenDurable(t *testing.T) {
 	s.join("r", 1)
 	s.join("x", 2)
 	s.slow = true
+	s.step(SessionLeft{Session: "x", Stream: 2})
 	s.step(SessionDead{Session: "x", By: "r"})
 	s.step(SessionPing{Session: "r", Stream: 1, Nonce: 7})
 	none[SendPong](s)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/idle"
+	"github.com/berth-sandbox/berth/allocator/core/member"
 )
 
 // PodKey identifies one life of a pod. Names are used again, UIDs are not. The UID of a pod that can be
@@ -348,6 +349,8 @@ type Fact struct {
 	// Longer: MaxStale is longer than that of the leader that wrote the fact. An allocator that
 	// does not know MaxStale must not lead while the journal has this fact.
 	Longer bool
+	// Gateway is set for a session: the hash of the secret of the gateway; zero: it has none.
+	Gateway Gateway
 	// Retired is a pod that is never handed out again. After is set if conflicting records named
 	// the pod for that sandbox, at the addresses At: the pod is then not deleted before the fence
 	// of the sandbox is complete.
@@ -355,6 +358,9 @@ type Fact struct {
 	After   string
 	At      []netip.Addr
 }
+
+// Gateway names a gateway by the hash of its secret.
+type Gateway = member.Gateway
 
 // Declaration is an operator's statement that a router and its Envoy have ended.
 type Declaration struct {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/extproc/controlclient"
+	"github.com/berth-sandbox/berth/extproc/lockfile"
 )
 
 type recordingLeader struct {
@@ -28,7 +30,9 @@ type recordingLeader struct {
 	joined chan string
 	ended  chan string
 	pinged chan string
-	banned atomic.Bool // every router that joins counts as declared dead
+	// gateways are what routers have shown, by session.
+	gateways sync.Map
+	banned   atomic.Bool // every router that joins counts as declared dead
 }
 
 func (l *recordingLeader) Submit(ev core.Event) {
@@ -41,6 +45,7 @@ func (l *recordingLeader) Submit(ev core.Event) {
 		l.server.Deliver(1, core.SendSnapshot{Stream: ev.Stream, Sequence: 1, Routes: []core.Sandbox{{
 			Binding: core.Binding{ID: "abcdefghij0123456789"}, IP: netip.MustParseAddr("10.1.0.1"), DefaultPort: 80,
 		}}})
+		l.gateways.Store(ev.Session, ev.Gateway)
 		l.joined <- ev.Session
 	case core.SessionPing:
 		l.server.Deliver(1, core.SendPong{Stream: ev.Stream, Nonce: ev.Nonce})
@@ -58,6 +63,7 @@ func (l *recordingLeader) Submit(ev core.Event) {
 	case core.Resolve:
 		l.server.Deliver(1, core.SendResolved{Stream: ev.Stream, ID: ev.ID, Starting: true, Hold: 30 * time.Second})
 	case core.SessionDead:
+		l.gateways.Store("of the report of "+ev.Session, ev.Gateway)
 		l.ended <- "Dead " + ev.Session
 	}
 }
@@ -122,6 +128,28 @@ func TestRouterWithUnreadAnswersIsNotReportedDead(t *testing.T) {
 		soon(t, l.pinged)
 	}
 	require.Empty(t, l.ended, "Envoy may not have read an answer of %s", first)
+}
+
+// Two gateways report to one leader. Each can prove the deaths of its own routers only.
+// Invariant: I3
+func TestDeathIsReportedWithTheSecretOfItsGateway(t *testing.T) {
+	l, allocator := serveLeader(t)
+	gateway := func(session string) any {
+		shown, _ := l.gateways.Load(session)
+		return shown
+	}
+	socket := filepath.Join(t.TempDir(), "s")
+	start(t, "--allocator="+allocator, "--socket="+socket)
+	first := soon(t, l.joined)
+	start(t, "--allocator="+allocator)
+	other := soon(t, l.joined)
+	dead, err := lockfile.New(filepath.Dir(socket)) // beside the first router
+	require.NoError(t, err)
+	require.NoError(t, dead.Close(true))
+	require.Equal(t, "Dead "+dead.ID(), soon(t, l.ended))
+	require.NotZero(t, gateway(first))
+	require.NotEqual(t, gateway(first), gateway(other))
+	require.Equal(t, gateway(first), gateway("of the report of "+dead.ID()))
 }
 
 // The operator was wrong, and the allocator has not waited for this router.

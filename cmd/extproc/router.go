@@ -126,7 +126,7 @@ func (r *router) wireClient() error {
 	}
 	r.client, err = controlclient.New(controlclient.Options{
 		Allocators: r.flags.Allocator, RouterID: r.lock.ID(), MaxStale: r.flags.MaxStale,
-		Cache: r.cache, Activity: r.tracker, Admissions: r.admissions, Keys: &r.teamKeys, DeadRouters: r.lock,
+		Cache: r.cache, Activity: r.tracker, Admissions: r.admissions, Keys: &r.teamKeys, DeadRouters: r.lock, GatewaySecret: r.lock.Secret(),
 		Probe: r.probe, Now: bootclock.Now, Log: r.log.Named("control"),
 		Dial: []grpc.DialOption{
 			grpc.WithTransportCredentials(security),

@@ -68,7 +68,7 @@ func (s *stream) dispatch(ctx context.Context, m *controlv1.AllocatorMessage) er
 	case *controlv1.AllocatorMessage_Keys:
 		return s.applyKeys(m.Keys)
 	case *controlv1.AllocatorMessage_Pong:
-		s.applyPong(m.Pong.GetNonce())
+		s.applyPong(m.Pong)
 	}
 	return nil
 }
@@ -157,8 +157,8 @@ func (s *stream) applyResolved(m *controlv1.Resolved) error {
 
 // applyPong extends the freshness of the cache. A pong to a ping that this stream did not
 // send has no effect.
-func (s *stream) applyPong(nonce uint64) {
-	p, ok := s.answeredPing(nonce)
+func (s *stream) applyPong(m *controlv1.Pong) {
+	p, ok := s.answeredPing(m.GetNonce())
 	if !ok {
 		return
 	}
@@ -169,6 +169,9 @@ func (s *stream) applyPong(nonce uint64) {
 	}
 	c.o.Cache.SetFreshUntil(p.sent + c.o.MaxStale)
 	c.closeReady()
+	if m.GetKeepProofs() {
+		return // the leader may end before it acts on what it was told
+	}
 	if err := c.o.DeadRouters.Forget(p.dead); err != nil {
 		c.o.Log.Warn("the lock file of a dead router was not removed, so it is reported again", zap.Error(err))
 	}

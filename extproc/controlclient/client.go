@@ -109,8 +109,10 @@ type Options struct {
 	Activity   Activity
 	Admissions Admissions
 	Keys       Keys
-	// DeadRouters are reported to the allocator.
-	DeadRouters DeadRouters
+	// DeadRouters are reported to the allocator. GatewaySecret has 32 bytes that only routers of this
+	// gateway know. It proves that the dead ones are of this gateway.
+	DeadRouters   DeadRouters
+	GatewaySecret []byte
 	// Probe asks a sandbox, within 5 s, whether it is busy. busy.Ask implements it.
 	Probe func(ctx context.Context, addr netip.AddrPort, path string) bool
 	// Dial are options for the connection, credentials among them.
@@ -183,7 +185,7 @@ const maxRedirects = 3
 
 // New checks the options and returns a Client that is not connected.
 func New(o Options) (*Client, error) {
-	err := options.Require(o, "Allocators", "RouterID", "Cache", "Activity", "Admissions", "Keys", "DeadRouters",
+	err := options.Require(o, "Allocators", "RouterID", "Cache", "Activity", "Admissions", "Keys", "DeadRouters", "GatewaySecret",
 		"Probe", "Dial", "Now", "Log", "MaxStale")
 	if slices.Contains(o.Allocators, "") {
 		err = errors.Join(err, errors.New("controlclient.Options.Allocators must not have an empty address"))
@@ -310,11 +312,12 @@ func (c *Client) Term() uint64 {
 func (c *Client) join(ctx context.Context) *controlv1.Join {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	hash := sha256.Sum256(c.o.GatewaySecret)
 	return &controlv1.Join{
 		RouterId: c.o.RouterID, MaxStaleNanos: uint64(c.o.MaxStale),
 		Journal: c.newest.journal, HighestTerm: c.newest.term, Position: c.newest.position,
 		Serving:      ctx.Err() == nil && c.o.Cache.Fresh(),
-		LeftJournals: slices.Clone(c.leftJournals),
+		LeftJournals: slices.Clone(c.leftJournals), GatewayHash: hash[:],
 	}
 }
 

@@ -135,6 +135,28 @@ func TestDeadRoutersAreReportedUntilAPong(t *testing.T) {
 	})
 }
 
+// The leader has kept the report in its memory only, because that router is still connected to it.
+// Invariant: I3
+func TestProofOfADeathIsKeptWhileTheLeaderSaysSo(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p, join, _ := w.accept()
+		p.snapshot()
+		require.EqualValues(t, 1, p.ack())
+		w.dead.die("router-of-before")
+		dead := p.next().GetDead()
+		hash := sha256.Sum256(dead.GetGatewaySecret())
+		require.Equal(t, join.GetGatewayHash(), hash[:])
+		nonce := p.ping()
+		p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Pong{Pong: &controlv1.Pong{Nonce: nonce, KeepProofs: true}}})
+		synctest.Wait()
+		require.Len(t, w.dead.Dead(), 1)
+		p.pong(p.ping())
+		synctest.Wait()
+		require.Empty(t, w.dead.Dead())
+	})
+}
+
 func TestDeadRoutersAreReportedInBatches(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
 		w.serve("a", nil)

@@ -260,7 +260,7 @@ func (s *stream) tick() error {
 	s.pings[nonce] = ping{s.client.o.Now(), dead}
 	s.mu.Unlock()
 	if unreported {
-		m := &controlv1.RouterMessage_Dead{Dead: &controlv1.Dead{RouterIds: dead}}
+		m := &controlv1.RouterMessage_Dead{Dead: &controlv1.Dead{RouterIds: dead, GatewaySecret: s.client.o.GatewaySecret}}
 		if err := s.grpc.Send(&controlv1.RouterMessage{Message: m}); err != nil {
 			return err
 		}

@@ -103,7 +103,7 @@ func runWith(t *testing.T, allocators []string, activityOf func(*world) controlc
 		w.admissions, w.dead = &admissions{}, &deadRouters{}
 		o := controlclient.Options{
 			RouterID: routerID, MaxStale: maxStale, PingInterval: pingInterval,
-			Cache: w.cache, Activity: used, Admissions: w.admissions, Keys: &w.keys, DeadRouters: w.dead, Now: w.now, Log: zap.NewNop(),
+			Cache: w.cache, Activity: used, Admissions: w.admissions, Keys: &w.keys, DeadRouters: w.dead, GatewaySecret: []byte("the secret of this gateway is 32."), Now: w.now, Log: zap.NewNop(),
 			Probe: func(ctx context.Context, addr netip.AddrPort, path string) bool {
 				return w.probe(ctx, addr, path)
 			},

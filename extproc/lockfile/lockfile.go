@@ -1,6 +1,7 @@
 package lockfile
 
 import (
+	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +20,9 @@ import (
 const (
 	suffix    = ".lock"
 	temporary = ".new"
+	// secretFile has the secret of the gateway.
+	secretFile = "gateway.secret"
+	secretSize = 32
 )
 
 // routerID matches the IDs that New creates. Other programs have lock files too.
@@ -29,6 +33,8 @@ type File struct {
 	id   string
 	dir  string
 	lock *os.File
+	// secret is that of the gateway.
+	secret []byte
 
 	mu   sync.Mutex
 	dead map[string]*os.File // by router ID, locked by this process
@@ -52,8 +58,44 @@ func New(dir string) (*File, error) {
 		return nil, errors.Join(err, lock.Close(), os.Remove(lock.Name()))
 	}
 	f.lock = lock
+	if f.secret, err = secretOf(dir); err != nil {
+		return nil, errors.Join(err, f.Close(false))
+	}
 	return f, nil
 }
+
+// secretOf returns the secret of the gateway. The first router makes it.
+func secretOf(dir string) ([]byte, error) {
+	path := filepath.Join(dir, secretFile)
+	made := make([]byte, secretSize)
+	_, _ = crand.Read(made) // it never fails
+	// The file gets its name with all of its content. A link does not replace the file of another router
+	// that is starting too.
+	file, err := os.CreateTemp(dir, secretFile+temporary)
+	if err == nil {
+		_, err = file.Write(made)
+		err = errors.Join(err, file.Close())
+		if linked := os.Link(file.Name(), path); err == nil && !errors.Is(linked, fs.ErrExist) {
+			err = linked
+		}
+		err = errors.Join(err, os.Remove(file.Name()))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("secret of this gateway, %s: %w", path, err)
+	}
+	secret, err := os.ReadFile(path)
+	if err == nil && len(secret) != secretSize {
+		err = fmt.Errorf("%d bytes, not %d: delete it and restart all routers of this gateway", len(secret), secretSize)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("secret of this gateway, %s: %w", path, err)
+	}
+	return secret, nil
+}
+
+// Secret is what all routers of this gateway have, and no other process: 32 random bytes. It proves to the
+// allocator that a router which Dead lists is one of this gateway.
+func (f *File) Secret() []byte { return f.secret }
 
 func (f *File) path(id string) string { return filepath.Join(f.dir, id+suffix) }
 

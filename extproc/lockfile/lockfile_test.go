@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -88,7 +89,7 @@ func TestOnlyAnEndedProcessIsFoundDead(t *testing.T) {
 	require.NoError(t, next.Close(true))
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Len(t, entries, 1, "its own")
+	require.Len(t, entries, 2, "its own, and the secret")
 }
 
 func TestOtherFilesAreLeftAlone(t *testing.T) {
@@ -103,7 +104,43 @@ func TestOtherFilesAreLeftAlone(t *testing.T) {
 	require.NoError(t, i.Close(false))
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Len(t, entries, 5)
+	require.Len(t, entries, 6, "and the secret")
+}
+
+// Two routers of one gateway may start at the same time.
+// Invariant: I3
+func TestRoutersOfOneDirectoryShareTheirSecret(t *testing.T) {
+	dir := t.TempDir()
+	secrets := make([][]byte, 20)
+	var all sync.WaitGroup
+	for i := range secrets {
+		all.Go(func() {
+			if f, err := lockfile.New(dir); err == nil {
+				secrets[i] = f.Secret()
+			}
+		})
+	}
+	all.Wait()
+	require.Len(t, secrets[0], 32)
+	for _, s := range secrets {
+		require.Equal(t, secrets[0], s)
+	}
+	stat, err := os.Stat(filepath.Join(dir, "gateway.secret"))
+	require.NoError(t, err)
+	require.EqualValues(t, 0o600, stat.Mode())
+	other, err := lockfile.New(t.TempDir())
+	require.NoError(t, err)
+	require.NotEqual(t, secrets[0], other.Secret())
+}
+
+func TestDamagedSecretOfTheGatewayIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "gateway.secret"), []byte("short"), 0o600))
+	_, err := lockfile.New(dir)
+	require.ErrorContains(t, err, "gateway.secret: 5 bytes, not 32: delete it")
+	left, err := filepath.Glob(filepath.Join(dir, "*.lock*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
 
 func TestMissingDirectoryIsAnError(t *testing.T) {

@@ -24,7 +24,8 @@
 // # What ends a session
 //
 //   - Its router says Goodbye.
-//   - Another router proves that its process has ended.
+//   - Another router of the same gateway proves that its process has ended, and it is not connected. A
+//     proof that comes while it is connected is kept until it is not, or until it is heard again.
 //   - The declaration of an operator is durable.
 //   - It expires: the expiry of its max-stale has passed since its last ping, so its routes are
 //     stale.
@@ -34,10 +35,11 @@
 //   - A session that has not ended is listed, whether its router is connected or not.
 //   - A stream belongs to one session, and a session has one stream at most.
 //   - A ping is answered only when the session is durable and every death that its router has
-//     reported is durable. The router forgets its proof of a death when it gets the pong.
+//     reported is durable or kept. The router forgets its proof of a death when it gets the pong, unless
+//     Reports says that a report of it is kept.
 //   - The last ping of a session never goes back, nor does its max-stale.
 //   - No router joins while its max-stale is longer than the journal says.
-//   - No router joins under an ID that is banned.
+//   - No router joins under an ID that is banned, or under that of a session of another gateway.
 //   - Sessions are listed by ID, so the same events have the same effects.
 //
 // # What breaks them

@@ -22,6 +22,9 @@ type Config struct {
 	ReturnWithin time.Duration
 }
 
+// Gateway names a gateway by the hash of its secret. The zero Gateway is no gateway.
+type Gateway [32]byte
+
 // Session is the membership of one router process. Only the Ledger changes it.
 type Session struct {
 	ID     string
@@ -33,6 +36,9 @@ type Session struct {
 	Earlier bool
 	// MaxStale is how long the router serves its routes without an answer. It only grows.
 	MaxStale time.Duration
+	// Gateway is that of the router. Only routers that show its secret are believed to have found this
+	// one dead, if it is not zero.
+	Gateway Gateway
 	// LastPing is an upper bound of when a leader last heard the router. It is later than the join
 	// if another leader may have heard the router since. HeardAt is when this leader last heard
 	// it; 0: never.
@@ -43,8 +49,10 @@ type Session struct {
 
 	pinged      bool // the ping of this nonce is not answered yet
 	nonce       uint64
-	deaths      int // that it has reported and that are not durable yet
-	raising     int // of its MaxStale that are not durable yet
+	deaths      int    // that it has reported and that are not durable yet
+	raising     int    // of its MaxStale that are not durable yet
+	reportedBy  string // that has found it dead while it was connected, at reportedAt; empty: none has
+	reportedAt  time.Duration
 	declaration *Declaration
 	ended       bool
 	routes      []sentRoute // that it has not acknowledged
@@ -145,13 +153,14 @@ func (l *Ledger) Raised(s *Session) { s.raising-- }
 
 // MayJoin reports whether a router may join under an ID. If that was declared dead, and the
 // declaration can still be withdrawn, the router lives: withdrawn are then the callers of the
-// declaration. Banned: the router must choose another ID. Otherwise it may try again.
-func (l *Ledger) MayJoin(id string) (ok, banned bool, withdrawn []uint64) {
+// declaration. Banned: the router must choose another ID. Otherwise it may try again. A router of another
+// gateway may not.
+func (l *Ledger) MayJoin(id string, gateway Gateway) (ok, banned bool, withdrawn []uint64) {
 	if _, banned = l.bans[id]; banned {
 		return false, true, nil
 	}
 	s := l.Get(id)
-	if s != nil && s.raising > 0 {
+	if s != nil && (s.raising > 0 || !s.isAt(gateway)) {
 		return false, false, nil
 	}
 	if s == nil || s.declaration == nil {
@@ -167,11 +176,11 @@ func (l *Ledger) MayJoin(id string) (ok, banned bool, withdrawn []uint64) {
 
 // Join connects a router that may join. Its session has no stream. isNew: the session must be
 // journaled.
-func (l *Ledger) Join(id, from string, maxStale time.Duration, stream uint64, now time.Duration) (s *Session, isNew bool) {
+func (l *Ledger) Join(id, from string, maxStale time.Duration, gateway Gateway, stream uint64, now time.Duration) (s *Session, isNew bool) {
 	if s = l.Get(id); s == nil {
-		s, isNew = l.Add(Session{ID: id, MaxStale: maxStale}), true
+		s, isNew = l.Add(Session{ID: id, MaxStale: maxStale, Gateway: gateway}), true
 	}
-	s.From, s.Stream, s.pinged = from, stream, false
+	s.From, s.Stream, s.pinged, s.reportedBy = from, stream, false, ""
 	s.heard(now)
 	l.streams[stream] = s
 	return s, isNew
@@ -244,6 +253,9 @@ func (l *Ledger) Ping(stream, nonce uint64, now time.Duration) *Session {
 	if s != nil {
 		s.heard(now)
 		s.pinged, s.nonce = true, nonce
+		if now > s.reportedAt+l.cfg.ReturnWithin { // no ping takes so long: it lives
+			s.reportedBy = ""
+		}
 	}
 	return s
 }
@@ -270,18 +282,35 @@ func (l *Ledger) Goodbye(id string, stream uint64, now time.Duration) (s *Sessio
 	return s, here
 }
 
-// Dead notes that a router has proven that the process of another one has ended. It returns both
-// sessions. dead is nil if there is none, or if it is the reporter itself; reporter is nil if it
-// has none. DeathRecorded follows when the end is durable.
-func (l *Ledger) Dead(id, by string) (dead, reporter *Session) {
+// isAt reports whether a router that shows this gateway is beside the router of a session. Routers of
+// earlier versions show none: every router counts as beside them.
+func (s *Session) isAt(gateway Gateway) bool { return s.Gateway == Gateway{} || s.Gateway == gateway }
+
+// Dead notes that a router has found the process of another one to have ended. It returns both
+// sessions. dead is nil if there is none, if it is the reporter itself, or if the reporter has not
+// shown its gateway; reporter is nil if it has none. DeathRecorded follows when the end is durable. If
+// the session is connected, dead is nil and Reported returns the reporter when that has ended.
+func (l *Ledger) Dead(id, by string, gateway Gateway, now time.Duration) (dead, reporter *Session) {
 	dead, reporter = l.Get(id), l.Get(by)
-	if dead == nil || dead == reporter {
+	if dead == nil || dead == reporter || !dead.isAt(gateway) {
+		return nil, nil
+	}
+	if dead.Stream != 0 {
+		dead.reportedBy, dead.reportedAt = by, now
 		return nil, nil
 	}
 	if reporter != nil {
 		reporter.deaths++
 	}
 	return dead, reporter
+}
+
+// Reported returns the router that has found a session dead while it was connected.
+func (l *Ledger) Reported(s *Session) (by string, ok bool) { return s.reportedBy, s.reportedBy != "" }
+
+// Reports reports whether a router has found another one dead that is still connected.
+func (l *Ledger) Reports(reporter *Session) bool {
+	return slices.ContainsFunc(l.sessions, func(s *Session) bool { return s.Stream != 0 && s.reportedBy == reporter.ID })
 }
 
 // DeathRecorded notes that a death that a router has reported is durable.

@@ -25,18 +25,19 @@ func ledger() *member.Ledger {
 
 func TestPingWaitsForRecordAndReportedDeaths(t *testing.T) {
 	l := ledger()
-	x, _ := l.Join("x", "", 0, 1, 0)
-	r, isNew := l.Join("r", "", 0, 2, 0)
+	x, _ := l.Join("x", "", 0, member.Gateway{}, 1, 0)
+	r, isNew := l.Join("r", "", 0, member.Gateway{}, 2, 0)
 	require.True(t, isNew)
 	require.Same(t, r, l.Ping(2, 7, 0))
 	_, ok := l.Pong(r)
 	require.False(t, ok, "its session is not durable")
 	require.True(t, l.Recorded(r))
-	dead, reporter := l.Dead("x", "r")
+	require.EqualValues(t, 1, l.Disconnect(x))
+	dead, reporter := l.Dead("x", "r", member.Gateway{}, 0)
 	require.Same(t, x, dead)
 	_, ok = l.Pong(r)
 	require.False(t, ok, "it may forget the proof of the death")
-	require.EqualValues(t, 1, l.End(x))
+	require.Zero(t, l.End(x))
 	l.DeathRecorded(reporter)
 	nonce, ok := l.Pong(r)
 	require.True(t, ok)
@@ -54,10 +55,10 @@ func TestReturningRouterWithdrawsItsDeclaration(t *testing.T) {
 	d.Withdraw = func() bool { return !handed }
 	_, isNew = l.Declare(s, 2)
 	require.False(t, isNew)
-	ok, banned, _ := l.MayJoin("r")
+	ok, banned, _ := l.MayJoin("r", member.Gateway{})
 	require.False(t, ok || banned, "the declaration is being written")
 	handed = false
-	ok, _, withdrawn := l.MayJoin("r")
+	ok, _, withdrawn := l.MayJoin("r", member.Gateway{})
 	require.True(t, ok)
 	require.Equal(t, []uint64{1, 2}, withdrawn)
 	_, isNew = l.Declare(s, 3)
@@ -67,11 +68,11 @@ func TestReturningRouterWithdrawsItsDeclaration(t *testing.T) {
 func TestBannedRouterMustWaitForItsExpiry(t *testing.T) {
 	l := ledger()
 	l.Ban("r", member.Revision{Term: 1, Counter: 2}, 3, expiry)
-	ok, banned, _ := l.MayJoin("r")
+	ok, banned, _ := l.MayJoin("r", member.Gateway{})
 	require.True(t, !ok && banned)
 	require.Empty(t, l.Lift(expiry))
 	require.Equal(t, []member.Ban{{Session: "r", Until: expiry, Fact: member.Revision{Term: 1, Counter: 2}, Fences: 3}}, l.Lift(expiry+1))
-	ok, _, _ = l.MayJoin("r")
+	ok, _, _ = l.MayJoin("r", member.Gateway{})
 	require.True(t, ok)
 }
 
@@ -107,12 +108,22 @@ type router struct {
 	lastPing       time.Duration
 	maxStale       time.Duration
 	raising        int
+	reportedBy     string // found dead while it was connected
+	reportedAt     time.Duration
 	deaths         int
 	declaration    *declaration
 }
 
 func (r *router) expiresAt(lastPing time.Duration) time.Duration {
 	return lastPing + max(expiry, r.maxStale)
+}
+
+// gatewayOf is the gateway of the router with this ID. One router is of an earlier version.
+func gatewayOf(id string) (g member.Gateway) {
+	if id != "d" {
+		g[0] = id[0]
+	}
+	return g
 }
 
 type declaration struct{ handed, withdrawn bool }
@@ -144,7 +155,7 @@ func every(*router) bool       { return true }
 func (m *model) join() {
 	id := rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(m.T, "id") // IDs come again
 	r := m.routers[id]
-	ok, banned, _ := m.ledger.MayJoin(id)
+	ok, banned, _ := m.ledger.MayJoin(id, gatewayOf(id))
 	_, mustWait := m.bans[id]
 	require.Equal(m, mustWait, banned)
 	inFlight := r != nil && (r.declaration != nil && r.declaration.handed || r.raising > 0)
@@ -174,7 +185,7 @@ func (m *model) join() {
 		require.Equal(m, r.stream, m.ledger.Disconnect(r.session))
 	}
 	m.stream++
-	s, isNew := m.ledger.Join(id, "", maxStale, m.stream, m.now)
+	s, isNew := m.ledger.Join(id, "", maxStale, gatewayOf(id), m.stream, m.now)
 	require.Equal(m, r.session == nil, isNew)
 	if isNew {
 		m.records = append(m.records, func() {
@@ -182,7 +193,7 @@ func (m *model) join() {
 			require.Equal(m, r.stream != 0, m.ledger.Recorded(s))
 		})
 	}
-	r.session, r.stream, r.asked, r.lastPing = s, m.stream, false, m.now
+	r.session, r.stream, r.asked, r.lastPing, r.reportedBy = s, m.stream, false, m.now, ""
 }
 
 func (m *model) declare() {
@@ -216,6 +227,9 @@ func (m *model) actions() map[string]func(*rapid.T) {
 			_, r := m.pick(connected)
 			require.Same(m, r.session, m.ledger.Ping(r.stream, uint64(m.now), m.now))
 			r.asked, r.lastPing = true, m.now
+			if m.now > r.reportedAt+absent {
+				r.reportedBy = ""
+			}
 		}),
 		"late": with(func() { // from a stream that has ended
 			require.Nil(m, m.ledger.Ping(m.stream+1, 1, m.now))
@@ -240,9 +254,13 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"dead": with(func() {
 			id, r := m.pick(every)
 			by, reporter := m.pick(every)
-			dead, who := m.ledger.Dead(id, by)
-			if id == by {
+			shown := rapid.SampledFrom([]member.Gateway{gatewayOf(id), gatewayOf(id), {}, {9}}).Draw(m.T, "gateway")
+			dead, who := m.ledger.Dead(id, by, shown, m.now)
+			if believed := gatewayOf(id) == (member.Gateway{}) || gatewayOf(id) == shown; id == by || !believed || connected(r) {
 				require.Nil(m, dead)
+				if id != by && believed {
+					r.reportedBy, r.reportedAt = by, m.now
+				}
 				return
 			}
 			require.Same(m, r.session, dead)
@@ -300,6 +318,11 @@ func (m *model) check() {
 		require.Equal(m, fmt.Sprint(r.stream, r.durable, r.lastPing), fmt.Sprint(s.Stream, s.Durable, s.LastPing))
 		require.LessOrEqual(m, m.now, r.expiresAt(r.lastPing), "its routes are stale")
 		require.Equal(m, connected(r) && r.durable, slices.Contains(reachable, s))
+		by, reported := m.ledger.Reported(s)
+		require.True(m, reported == (r.reportedBy != "") && by == r.reportedBy)
+		if reported && connected(r) && m.routers[by] != nil {
+			require.True(m, m.ledger.Reports(m.routers[by].session))
+		}
 		if r.stream != 0 {
 			require.Same(m, s, m.ledger.OfStream(r.stream))
 		}

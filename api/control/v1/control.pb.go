@@ -301,7 +301,12 @@ type Join struct {
 	// The journals that the router has left for a later one, the newest 16. It follows no
 	// leader of them. A leader of one of them knows that its journal was restored from a
 	// backup.
-	LeftJournals  []string `protobuf:"bytes,7,rep,name=left_journals,json=leftJournals,proto3" json:"left_journals,omitempty"`
+	LeftJournals []string `protobuf:"bytes,7,rep,name=left_journals,json=leftJournals,proto3" json:"left_journals,omitempty"`
+	// The SHA-256 of the secret that all routers of the gateway share, 32 bytes. The leader believes
+	// only routers that show the secret (Dead.gateway_secret) to have found this one dead, and takes
+	// no Join of another gateway under this router ID. Empty: a router of an earlier version. Every
+	// router is believed to have found it dead.
+	GatewayHash   []byte `protobuf:"bytes,8,opt,name=gateway_hash,json=gatewayHash,proto3" json:"gateway_hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -381,6 +386,13 @@ func (x *Join) GetServing() bool {
 func (x *Join) GetLeftJournals() []string {
 	if x != nil {
 		return x.LeftJournals
+	}
+	return nil
+}
+
+func (x *Join) GetGatewayHash() []byte {
+	if x != nil {
+		return x.GatewayHash
 	}
 	return nil
 }
@@ -680,11 +692,15 @@ func (x *Probed) GetNumber() uint64 {
 }
 
 // Dead names routers of the same gateway whose processes have ended: the sender has taken
-// their locks. The sender repeats it on each stream until a later Ping is answered.
+// their locks. The sender repeats it on each stream until a later Ping is answered by a Pong
+// without keep_proofs. A router that is still connected counts as alive until its stream has
+// ended. The leader keeps the report until then, or until it hears that router again.
 type Dead struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At most 1,000. Further ones follow when these are committed.
-	RouterIds     []string `protobuf:"bytes,1,rep,name=router_ids,json=routerIds,proto3" json:"router_ids,omitempty"`
+	RouterIds []string `protobuf:"bytes,1,rep,name=router_ids,json=routerIds,proto3" json:"router_ids,omitempty"`
+	// The secret of the gateway, 32 bytes: see Join.gateway_hash.
+	GatewaySecret []byte `protobuf:"bytes,2,opt,name=gateway_secret,json=gatewaySecret,proto3" json:"gateway_secret,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -722,6 +738,13 @@ func (*Dead) Descriptor() ([]byte, []int) {
 func (x *Dead) GetRouterIds() []string {
 	if x != nil {
 		return x.RouterIds
+	}
+	return nil
+}
+
+func (x *Dead) GetGatewaySecret() []byte {
+	if x != nil {
+		return x.GatewaySecret
 	}
 	return nil
 }
@@ -1891,8 +1914,10 @@ func (x *Starting) GetHoldMillis() uint32 {
 }
 
 type Pong struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Nonce         uint64                 `protobuf:"varint,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Nonce uint64                 `protobuf:"varint,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	// A router that this one has reported as dead is still connected: this one must keep its proofs.
+	KeepProofs    bool `protobuf:"varint,2,opt,name=keep_proofs,json=keepProofs,proto3" json:"keep_proofs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1932,6 +1957,13 @@ func (x *Pong) GetNonce() uint64 {
 		return x.Nonce
 	}
 	return 0
+}
+
+func (x *Pong) GetKeepProofs() bool {
+	if x != nil {
+		return x.KeepProofs
+	}
+	return false
 }
 
 // Quiesce asks whether sandboxes are idle. The router holds requests for them until Resume,
@@ -2187,7 +2219,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x06report\x18\a \x01(\v2\x18.berth.control.v1.ReportH\x00R\x06report\x128\n" +
 	"\bquiesced\x18\b \x01(\v2\x1a.berth.control.v1.QuiescedH\x00R\bquiesced\x122\n" +
 	"\x06probed\x18\t \x01(\v2\x18.berth.control.v1.ProbedH\x00R\x06probedB\t\n" +
-	"\amessage\"\xe3\x01\n" +
+	"\amessage\"\x86\x02\n" +
 	"\x04Join\x12\x1b\n" +
 	"\trouter_id\x18\x01 \x01(\tR\brouterId\x12&\n" +
 	"\x0fmax_stale_nanos\x18\x02 \x01(\x04R\rmaxStaleNanos\x12\x18\n" +
@@ -2195,7 +2227,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\fhighest_term\x18\x04 \x01(\x04R\vhighestTerm\x12\x1a\n" +
 	"\bposition\x18\x05 \x01(\x04R\bposition\x12\x18\n" +
 	"\aserving\x18\x06 \x01(\bR\aserving\x12#\n" +
-	"\rleft_journals\x18\a \x03(\tR\fleftJournals\"\xb4\x01\n" +
+	"\rleft_journals\x18\a \x03(\tR\fleftJournals\x12!\n" +
+	"\fgateway_hash\x18\b \x01(\fR\vgatewayHash\"\xb4\x01\n" +
 	"\x06Report\x12:\n" +
 	"\n" +
 	"activities\x18\x01 \x03(\v2\x1a.berth.control.v1.ActivityR\n" +
@@ -2224,10 +2257,11 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
 	"\x04busy\x18\x02 \x01(\bR\x04busy\x12\x16\n" +
-	"\x06number\x18\x03 \x01(\x04R\x06number\"%\n" +
+	"\x06number\x18\x03 \x01(\x04R\x06number\"L\n" +
 	"\x04Dead\x12\x1d\n" +
 	"\n" +
-	"router_ids\x18\x01 \x03(\tR\trouterIds\"!\n" +
+	"router_ids\x18\x01 \x03(\tR\trouterIds\x12%\n" +
+	"\x0egateway_secret\x18\x02 \x01(\fR\rgatewaySecret\"!\n" +
 	"\x03Ack\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\"(\n" +
 	"\aResolve\x12\x1d\n" +
@@ -2304,9 +2338,11 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\aUnknown\"+\n" +
 	"\bStarting\x12\x1f\n" +
 	"\vhold_millis\x18\x01 \x01(\rR\n" +
-	"holdMillis\"\x1c\n" +
+	"holdMillis\"=\n" +
 	"\x04Pong\x12\x14\n" +
-	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"[\n" +
+	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\x12\x1f\n" +
+	"\vkeep_proofs\x18\x02 \x01(\bR\n" +
+	"keepProofs\"[\n" +
 	"\aQuiesce\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x128\n" +
 	"\tquestions\x18\x02 \x03(\v2\x1a.berth.control.v1.QuestionR\tquestions\"Z\n" +

@@ -793,6 +793,8 @@ type Session struct {
 	// shorter time before it takes them for stale. 0: an earlier version has not written it. If it
 	// is longer than the value of the leader that writes it, the record is of format 2.
 	MaxStaleNanos uint64 `protobuf:"varint,5,opt,name=max_stale_nanos,json=maxStaleNanos,proto3" json:"max_stale_nanos,omitempty"`
+	// The SHA-256 of the secret of its gateway, 32 bytes. Empty: it has none.
+	GatewayHash   []byte `protobuf:"bytes,6,opt,name=gateway_hash,json=gatewayHash,proto3" json:"gateway_hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -860,6 +862,13 @@ func (x *Session) GetMaxStaleNanos() uint64 {
 		return x.MaxStaleNanos
 	}
 	return 0
+}
+
+func (x *Session) GetGatewayHash() []byte {
+	if x != nil {
+		return x.GatewayHash
+	}
+	return nil
 }
 
 // Declaration is an operator's word that a router and its Envoy have ended.
@@ -997,13 +1006,14 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"Retirement\x12\x19\n" +
 	"\bpod_name\x18\x01 \x01(\tR\apodName\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\tR\x05after\x12\x17\n" +
-	"\apod_ips\x18\x03 \x03(\fR\x06podIps\"\xae\x01\n" +
+	"\apod_ips\x18\x03 \x03(\fR\x06podIps\"\xd1\x01\n" +
 	"\aSession\x12\x12\n" +
 	"\x04left\x18\x01 \x01(\bR\x04left\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x129\n" +
 	"\bdeclared\x18\x03 \x01(\v2\x1d.berth.journal.v1.DeclarationR\bdeclared\x12\x18\n" +
 	"\aearlier\x18\x04 \x01(\bR\aearlier\x12&\n" +
-	"\x0fmax_stale_nanos\x18\x05 \x01(\x04R\rmaxStaleNanos\"E\n" +
+	"\x0fmax_stale_nanos\x18\x05 \x01(\x04R\rmaxStaleNanos\x12!\n" +
+	"\fgateway_hash\x18\x06 \x01(\fR\vgatewayHash\"E\n" +
 	"\vDeclaration\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x0e\n" +
