@@ -30,6 +30,8 @@ type Options struct {
 	Clients *kube.Clients
 	// Namespace holds the pools, their pods, the Sandbox objects and the lease.
 	Namespace string
+	// Name is the name of this replica's pod. People read in the Lease which one leads. Optional.
+	Name string
 	// ControlAddress is the host:port at which routers reach this replica's control server.
 	ControlAddress string
 	// APIAddress is the host:port at which other replicas reach this replica's HTTP API. They
@@ -152,7 +154,7 @@ func New(o Options) (*Allocator, error) {
 	a := &Allocator{o: o, inspect: inspect.New(o.Clients.Kubernetes)}
 	a.serving, a.stopServing = context.WithCancel(context.Background())
 	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace,
-		a.self().identity(rand.String(10)), o.LeaseDuration)
+		a.self().identity(o.Name+"-"+rand.String(10)), o.LeaseDuration)
 	a.lock.onClockSkew = func(holder string, ahead time.Duration) {
 		o.Log.Warn("the wall clocks of the leader and of this replica differ: sandboxes end early or late by the difference when this replica leads; synchronise the clocks",
 			zap.String("leader", replicaOf(holder).api), zap.Duration("thisOneIsAheadBy", ahead))

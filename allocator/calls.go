@@ -18,6 +18,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
@@ -76,8 +77,11 @@ func claim[T core.Effect](ctx context.Context, a *Allocator, pool string, ev cor
 	}
 	if refusal, ok := e.(core.ClaimRefused); ok {
 		err := refused(pool, ev, refusal)
-		if refusal.Why == core.NoPool {
+		switch t, notLeading := a.leadingTerm(); {
+		case refusal.Why == core.NoPool:
 			err.Message += "; " + named(a.Pools())
+		case refusal.Why == core.Overloaded && notLeading == nil && t.noCRD.Load():
+			err.Message = fmt.Sprintf("the allocator cannot record new claims: %v; an operator must install it again (see docs/chart.md)", sandboxobjects.ErrNoCRD)
 		}
 		return answer, err
 	}

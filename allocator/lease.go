@@ -158,9 +158,11 @@ func (o *Options) podSettings() pods.Settings {
 // replica holds the addresses of one replica, host:port each.
 type replica struct{ control, api string }
 
-// identity returns a lease holder's name: its addresses and a random part, so that readers of the
-// lease can find the leader.
-func (r replica) identity(random string) string { return r.control + "_" + r.api + "_" + random }
+// identity returns a lease holder's name: its addresses, by which replicas find the leader, and a name, by which
+// people do. The name must tell this process from every other.
+func (r replica) identity(name string) string {
+	return r.control + "_" + r.api + "_" + strings.ReplaceAll(name, "_", "-")
+}
 
 // replicaOf is the inverse of identity. It returns empty addresses for any other text.
 func replicaOf(identity string) replica {

@@ -114,7 +114,9 @@ func TestCandidateDetectsClockSkewOfTheLeader(t *testing.T) {
 
 func TestLeaseIdentityHoldsTheLeadersAddresses(t *testing.T) {
 	for _, r := range []replica{{"10.0.0.1:9090", "10.0.0.1:8081"}, {"[fd00::1]:9090", "[fd00::1]:8081"}} {
-		require.Equal(t, r, replicaOf(r.identity("x7k2")))
+		require.Equal(t, r, replicaOf(r.identity("berth-allocator-7d9f-x2k8v-x7k2")))
+		require.Contains(t, r.identity("berth-allocator-7d9f-x2k8v-x7k2"), "_berth-allocator-7d9f-x2k8v-x7k2", "for people")
+		require.Equal(t, r, replicaOf(r.identity("a_host_of_a_developer-x7k2")))
 	}
 	for _, other := range []string{"", "another", "10.0.0.1:9090_x7k2", "a_b_c_d"} {
 		require.Empty(t, replicaOf(other), other)

@@ -30,6 +30,8 @@ type memoryAPI struct {
 	mu      sync.Mutex
 	objects map[string]map[string]any // by path
 	version int
+	// unserved is a resource of which no object can be made, because its CRD is not there.
+	unserved string
 	// written, if set, gets every accepted write before it is answered.
 	written func(method, path string, object map[string]any)
 }
@@ -74,7 +76,7 @@ func (m *memoryAPI) answer(r *http.Request) (int, any) {
 		return 200, map[string]any{"apiVersion": kind[0], "kind": kind[1], "metadata": map[string]any{"resourceVersion": strconv.Itoa(m.version + 1)}, "items": items}
 	case r.Method == http.MethodGet && found:
 		return 200, there
-	case r.Method == http.MethodPost:
+	case r.Method == http.MethodPost && path.Base(at) != m.unserved:
 		return m.write(r.Method, path.Join(at, nameIn(body)), body, 201)
 	case r.Method == http.MethodPut && found && metadata(body)["resourceVersion"] != metadata(there)["resourceVersion"]:
 		return 409, nil

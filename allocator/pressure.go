@@ -19,9 +19,13 @@ const (
 )
 
 // journalBacklog returns the inputs of pressure: the age of the oldest journaled state that
-// waits for its Sandbox object, and the unsettled bytes of the journal.
+// waits for its Sandbox object, and the unsettled bytes of the journal. Without the CRD no wait helps.
 func (t *term) journalBacklog() (lag time.Duration, unsettled int) {
-	return t.objects.Backlog().Lag, t.journal.log.Stats().UnsettledBytes
+	b := t.objects.Backlog()
+	if t.noCRD.Store(b.NoCRD); b.NoCRD {
+		b.Lag = max(b.Lag, maxLag+1)
+	}
+	return b.Lag, t.journal.log.Stats().UnsettledBytes
 }
 
 // watchPressure submits core.Pressure whenever the pressure changes, until ctx ends.

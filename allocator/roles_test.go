@@ -55,7 +55,7 @@ type served struct {
 }
 
 // serveLeader runs a leader with a pool "python" of so many warm pods.
-func serveLeader(t testing.TB, warm int, keys callers) (s served, stop func()) {
+func serveLeader(t testing.TB, warm int, keys callers, edits ...func(*memoryAPI)) (s served, stop func()) {
 	api := newMemoryAPI()
 	_, end, ended := start(t, newReplica(t, api)) // makes the journal, which must come before pods
 	end()
@@ -72,6 +72,9 @@ func serveLeader(t testing.TB, warm int, keys callers) (s served, stop func()) {
 		p.Status.PodIP, p.Status.Phase = fmt.Sprintf("10.0.%d.%d", i/250, i%250+1), corev1.PodRunning
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 		api.put(t, "/api/v1/namespaces/default/pods/"+p.Name, p)
+	}
+	for _, edit := range edits {
+		edit(api)
 	}
 	tm, end, done := start(t, a)
 	return served{t, a.API()}, func() {

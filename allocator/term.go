@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -51,6 +52,7 @@ type term struct {
 	writer    *pods.Writer
 	labeler   *pods.Labeler
 	objects   *sandboxobjects.Writer
+	noCRD     atomic.Bool // objects has met sandboxobjects.ErrNoCRD at the last look of watchPressure
 	headStart headStart
 	hooks     *hooks[core.Sandbox]
 	inits     *hooks[core.Configure]

@@ -2,6 +2,8 @@ package allocator
 
 import (
 	"context"
+	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -12,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
 )
 
@@ -63,6 +66,16 @@ func TestPressureChangesReachTheCore(t *testing.T) {
 		cancel()
 		<-ended
 	})
+}
+
+func TestRefusedClaimsSayThatTheCRDIsMissing(t *testing.T) {
+	s, stop := serveLeader(t, 2, callers{"key": {Key: "k", Team: "t", Role: access.Member}}, func(m *memoryAPI) { m.unserved = "sandboxes" })
+	defer stop()
+	s.claim("key") // its object cannot be written
+	require.Eventually(t, func() bool {
+		w := s.call("key", http.MethodPost, "/sandboxes", `{"templateID":"python"}`)
+		return w.Code == http.StatusServiceUnavailable && strings.Contains(w.Body.String(), "the CRD sandboxes.berth.sh is missing or is being deleted")
+	}, time.Minute, 50*time.Millisecond)
 }
 
 func TestBatchesArePacedByTheirSize(t *testing.T) {

@@ -44,6 +44,34 @@ func (e *env) claiming(ctx context.Context) (got []openapi.Sandbox) {
 	return got
 }
 
+// The CRD can be deleted then, after an uninstall too.
+func TestRecordsOfADeletedPoolCanBeDeletedAtOnce(t *testing.T) {
+	e := start(t, 1)
+	var sb openapi.Sandbox
+	e.eventually(func() error {
+		a, err := e.callAPI(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"waitTimeout":10}`, e.pool), e.site.key(), "Idempotency-Key", "k-"+e.pool)
+		if err == nil && a.code == http.StatusCreated {
+			sb = sandboxOf(t, a)
+			return nil
+		}
+		return errors.Join(err, fmt.Errorf("%d %s", a.code, a.body))
+	})
+	e.release(sb.SandboxID)
+	gone := func(resource, name string) {
+		t.Helper()
+		require.NoError(t, e.clients.Berth.Delete().Namespace(e.site.namespace()).Resource(resource).Name(name).Do(t.Context()).Error())
+		e.eventually(func() error {
+			err := e.clients.Berth.Get().Namespace(e.site.namespace()).Resource(resource).Name(name).Do(t.Context()).Error()
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return fmt.Errorf("%s %s is still there: %w", resource, name, err)
+		})
+	}
+	gone("sandboxpools", e.pool)
+	gone("sandboxes", sb.SandboxID) // its key holds for 10 minutes
+}
+
 // Each request is answered by the pod of its sandbox or with the end of its sandbox.
 func TestPoolDeletedUnderTrafficEndsInOrder(t *testing.T) {
 	const senders, claimers = 2, 2

@@ -279,7 +279,7 @@ func (c *Core) tick() {
 	c.retireUnproven()
 	c.answer(c.claims.Awaited()...)
 	for _, id := range c.claims.DropKeys(c.now.Boot - c.cfg.KeepKeys) {
-		c.claims.letGo(c.sandboxes.byID[id])
+		c.letGo(c.sandboxes.byID[id])
 	}
 	c.forgetEnded()
 }

@@ -9,7 +9,7 @@ func (c *Core) objectWritten(ev ObjectWritten) {
 	}
 	sb.objectRevision = ev.Revision
 	c.emit(Settle{ID: sb.ID, Revision: ev.Revision})
-	c.claims.letGo(sb)
+	c.letGo(sb)
 }
 
 // readLog has the log of a released sandbox read. Its pod is deleted no earlier than the connect window after
@@ -38,7 +38,7 @@ func (c *Core) objectSeen(ev ObjectSeen) {
 	case sb != nil && ev.Deleting:
 		sb.deleting = true
 		c.startRelease(sb, because(ReasonObjectDeleted))
-		c.claims.letGo(sb)
+		c.letGo(sb)
 	case sb != nil && ev.Revision == (Revision{}): // a user has replaced it
 		sb.objectRevision = Revision{}
 		c.show(sb)
@@ -47,12 +47,28 @@ func (c *Core) objectSeen(ev ObjectSeen) {
 	}
 }
 
-// letGo removes the object of an ended sandbox that a user has deleted, when its idempotency key
-// holds no longer. For a sandbox without a key the write of its end does that.
-func (d *desk) letGo(sb *sandbox) {
-	if sb.deleting && sb.Phase == Ended && !sb.objectRevision.Less(sb.Revision) && sb.IdempotencyKey != "" && !d.Keeps(sb.ID) {
+// letGo removes the object of an ended sandbox that a user has deleted, when nothing needs it any longer. For a
+// sandbox without a key the write of its end does that.
+func (c *Core) letGo(sb *sandbox) {
+	if sb.deleting && sb.Phase == Ended && !sb.objectRevision.Less(sb.Revision) && sb.IdempotencyKey != "" && !c.needsObject(sb) {
 		sb.dropped = true
-		d.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID, Revision: sb.Revision})
+		c.emit(DeleteObject{Pool: sb.Pool, ID: sb.ID, Revision: sb.Revision})
+	}
+}
+
+// needsObject reports whether the object of an ended sandbox must survive its deletion by a user: its idempotency
+// key holds, and its pool can get claims. Otherwise the CRD could not be deleted together with the pools.
+func (c *Core) needsObject(sb *sandbox) bool {
+	pool := c.pools.byKey[sb.Pool]
+	return c.claims.Keeps(sb.ID) && pool != nil && !pool.Deleting
+}
+
+// letGoOf removes the deleted objects of the sandboxes of a pool that has gone.
+func (c *Core) letGoOf(pool PoolKey) {
+	for e := c.sandboxes.ended.Front(); e != nil; e = e.Next() {
+		if sb := e.Value.(*sandbox); sb.Pool == pool {
+			c.letGo(sb)
+		}
 	}
 }
 
@@ -62,7 +78,7 @@ func (c *Core) objectGone(id string) {
 	switch {
 	case sb == nil:
 		return
-	case sb.Phase == Ended && !c.claims.Keeps(sb.ID):
+	case sb.Phase == Ended && !c.needsObject(sb):
 		sb.dropped = true
 		return
 	}

@@ -414,8 +414,10 @@ func (c *Core) drain(pool *pool) {
 	case len(pool.pods)+len(pool.creating) > 0:
 	case !pool.known:
 		delete(c.pools.byKey, pool.Key)
+		c.letGoOf(pool.Key)
 	case !pool.drained:
 		pool.drained = true
+		c.letGoOf(pool.Key)
 		c.emit(PoolDrained{pool.Key})
 	}
 }

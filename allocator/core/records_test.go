@@ -109,6 +109,47 @@ func TestDeletedObjectStaysWhileItsKeyHolds(t *testing.T) {
 	}
 }
 
+// Otherwise the CRD could not be deleted within the time for which a key holds.
+func TestDeletedPoolLetsGoOfDeletedObjects(t *testing.T) {
+	for name, first := range map[string]bool{"object first": true, "pool first": false} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+			s.step(Claim{Token: 1, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k"}, Wait: wait})
+			sb, replacement := one[Claimed](s).Sandbox, one[CreatePod](s)
+			s.record(s.effects)
+			s.record(s.step(Release{Scope: everyTeam, ID: sb.ID, Reason: ReasonKilled}))
+			s.deletedAfter(sb.Pod, never)
+			s.record(s.step(PodGone{sb.Pod}))
+			sb, _ = s.core.View().Sandbox(sb.ID)
+			seen := ObjectSeen{ID: sb.ID, Pool: poolA, Revision: sb.Revision, Deleting: true}
+			deleted := specA(0)
+			deleted.Deleting = true
+			if first {
+				s.step(seen)
+				none[DeleteObject](s)
+				s.step(PoolSeen{deleted})
+				s.step(CreateFailed{Pool: poolA, Name: replacement.Name})
+			} else {
+				s.step(PoolSeen{deleted})
+				s.step(CreateFailed{Pool: poolA, Name: replacement.Name})
+				s.step(PoolGone{Key: poolA})
+				none[DeleteObject](s)
+				s.step(seen)
+			}
+			if f := one[DeleteObject](s); f.ID != sb.ID {
+				t.Errorf("forgotten %+v", f)
+			}
+			s.step(ObjectGone{sb.ID})
+			none[WriteObject](s)
+			s.step(Claim{Token: 2, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k"}, Wait: wait})
+			if r := one[ClaimRefused](s); r.Why != KeyEnded {
+				t.Errorf("refused %+v", r)
+			}
+		})
+	}
+}
+
 func TestLateObjectOfDeposedLeaderIsDeleted(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover(nil, nil)

@@ -37,8 +37,7 @@ type sandbox struct {
 	// an earlier term, or not yet.
 	durableAt      time.Duration
 	objectRevision Revision // what the Sandbox object is known to show
-	// deleting: a user has deleted the object. A finalizer keeps it while its idempotency key
-	// holds. dropped: it was deleted, and must not be written again.
+	// deleting: a user has deleted the object. A finalizer keeps it while Core.needsObject. dropped: it was deleted, and must not be written again.
 	deleting, dropped bool
 	waiters           []uint64 // tokens of callers of Release
 	// conflicts are the pods and addresses that conflicting records name for it. None of these

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -53,6 +54,7 @@ type waiting struct {
 	lines   []string      // of the log, to be added; nil: none
 	since   time.Duration // boot clock
 	refused bool          // the API server answered, and rejected the write
+	noCRD   bool          // the last write failed with ErrNoCRD
 }
 
 // Backlog describes the states that wait to be written.
@@ -64,7 +66,12 @@ type Backlog struct {
 	// Lag is the age of the oldest waiting state. Rejected writes count only if there are more than
 	// maxRefused of them: a few concern single objects, many are likely to concern all.
 	Lag time.Duration
+	// NoCRD: the latest write of one of them failed with ErrNoCRD.
+	NoCRD bool
 }
+
+// ErrNoCRD is why no object can be created.
+var ErrNoCRD = errors.New("the CRD sandboxes.berth.sh is missing or is being deleted")
 
 // maxRefused is the number of rejected objects up to which they do not count for the lag.
 const maxRefused = 100
@@ -119,6 +126,7 @@ func (p *Writer) Backlog() Backlog {
 	var refused time.Duration
 	now := bootclock.Now()
 	for _, w := range p.latest {
+		b.NoCRD = b.NoCRD || w.noCRD
 		if w.refused {
 			b.Refused++
 			refused = max(refused, now-w.since)
@@ -156,7 +164,7 @@ func (p *Writer) next(ctx context.Context, id string) error {
 		}
 		p.mu.Lock()
 		if w, waits := p.latest[id]; waits {
-			w.refused = refused(err)
+			w.refused, w.noCRD = refused(err), errors.Is(err, ErrNoCRD)
 			p.latest[id] = w
 		}
 		p.mu.Unlock()
@@ -167,7 +175,7 @@ func (p *Writer) next(ctx context.Context, id string) error {
 	if now.sandbox.Revision == w.sandbox.Revision {
 		delete(p.latest, id)
 	} else {
-		now.since, now.refused = bootclock.Now(), false
+		now.since, now.refused, now.noCRD = bootclock.Now(), false, false
 		p.latest[id] = now
 	}
 	p.mu.Unlock()
@@ -192,6 +200,19 @@ func refused(err error) bool {
 	}
 }
 
+// noCRD reports whether a creation failed because the API server does not serve the resource, or because it refuses
+// new objects of a CRD that is being deleted, which only its message tells. A missing namespace is named in the details.
+func noCRD(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	if details := status.Status().Details; apierrors.IsNotFound(err) {
+		return details == nil || details.Kind != "namespaces"
+	}
+	return strings.Contains(status.Status().Message, "custom resource definition is terminating")
+}
+
 // write updates the object to the state that waits unless the object shows a newer one. With touch it returns
 // NotFound if the object does not exist.
 func (p *Writer) write(ctx context.Context, w waiting) error {
@@ -202,6 +223,7 @@ func (p *Writer) write(ctx context.Context, w waiting) error {
 	if known && s.Revision.Less(at.revision) {
 		return nil
 	}
+	var refusal error // of the creation
 	if !known && !w.touch {
 		// Decode into an object of its own, because the maps of the first are shared.
 		var made v1alpha1.Sandbox
@@ -211,12 +233,17 @@ func (p *Writer) write(ctx context.Context, w waiting) error {
 			p.remember(s, &made)
 			return nil
 		}
-		if !apierrors.IsAlreadyExists(err) {
+		if noCRD(err) { // an object that is there can be updated
+			refusal = fmt.Errorf("create sandbox object: %w: %w", ErrNoCRD, err)
+		} else if !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create sandbox object: %w", err)
 		}
 	}
 	if !known {
 		newer, found, err := p.read(ctx, s)
+		if apierrors.IsNotFound(err) && refusal != nil {
+			return refusal
+		}
 		if newer || err != nil {
 			return err
 		}

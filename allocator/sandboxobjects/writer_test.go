@@ -18,8 +18,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"go.uber.org/zap/zaptest"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
@@ -402,6 +405,44 @@ func TestFewRefusedObjectsDoNotCountForTheLag(t *testing.T) {
 	require.NotZero(t, settled(101, 101).Lag, "it concerns all")
 	refuse.Store(http.StatusServiceUnavailable)
 	require.NotZero(t, settled(0, 101).Lag, "they are waited for")
+}
+
+func TestMissingOrDeletedCRDIsRecognised(t *testing.T) {
+	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
+	p := newWriter(t, cluster)
+	client, err := dynamic.NewForConfig(cluster.RestConfig())
+	require.NoError(t, err)
+	crds := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	live := sandbox(core.Running, 1, 1)
+	p.write(live) // its finalizer keeps the CRD
+	definition, err := crds.Get(t.Context(), "sandboxes.berth.sh", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.NoError(t, crds.Delete(t.Context(), definition.GetName(), metav1.DeleteOptions{}))
+	refused := live
+	n := 0
+	record := func(s core.Sandbox) { p.Record(core.WriteObject{Sandbox: s}) }
+	noCRD := func() bool { return p.Backlog().NoCRD }
+
+	require.Eventually(t, func() bool { // the API server learns of the deletion by a watch, and serves until then
+		n++
+		refused.ID = fmt.Sprintf("k3x9k3x9k3x9k3x9k%03d", n)
+		record(refused)
+		return noCRD()
+	}, time.Minute, 200*time.Millisecond, "it is being deleted")
+
+	live.Phase, live.Revision.Counter, live.IdempotencyKey, live.RequestHash = core.Ended, 2, "", [32]byte{}
+	live.Cause, live.ReleasedAt = core.Cause{Reason: core.ReasonKilled}, live.ClaimedAt.Add(time.Minute)
+	record(live) // the last object goes, and the CRD with it
+	require.Eventually(t, func() bool {
+		_, err := crds.Get(t.Context(), definition.GetName(), metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, noCRD, time.Minute, 50*time.Millisecond, "it is missing")
+
+	definition.SetResourceVersion("")
+	_, err = crds.Create(t.Context(), definition, metav1.CreateOptions{})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { b := p.Backlog(); return b.Objects == 0 && !b.NoCRD }, time.Minute, 50*time.Millisecond)
 }
 
 // A leader that was deposed and goes on for a moment must not bring back the object of a

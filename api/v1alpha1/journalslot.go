@@ -8,7 +8,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // of them the allocator does not know what it has promised, and does not start.
 //
 // +kubebuilder:object:root=true
-// +kubebuilder:resource:path=journalslots,singular=journalslot,categories=berth
+// +kubebuilder:resource:path=journalslots,singular=journalslot
 // +kubebuilder:printcolumn:name="Position",type=integer,JSONPath=`.spec.position`
 // +kubebuilder:printcolumn:name="Term",type=integer,JSONPath=`.spec.term`
 // +kubebuilder:printcolumn:name="Records",type=integer,JSONPath=`.spec.records`

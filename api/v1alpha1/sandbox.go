@@ -6,7 +6,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // allocator writes it when the change is in the journal. It outlives the pod, so that an ended
 // sandbox is answered "gone" and not "unknown". Deleting it releases the sandbox:
 // a finalizer keeps the object until the sandbox has ended, and ten minutes longer if
-// it was claimed with an Idempotency-Key, which must not be free before.
+// it was claimed with an Idempotency-Key, which must not be free before. The end of its pool ends that wait.
 //
 // The whole object is the allocator's, its status too, and one conditional write
 // moves it from one state to the next. So it has no status subresource. The schema
