@@ -36,6 +36,7 @@ import (
 	"k8s.io/pod-security-admission/policy"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -69,7 +70,7 @@ func TestOnAnAPIServer(t *testing.T) {
 	s.dynamic, err = dynamic.NewForConfig(s.config)
 	require.NoError(t, err)
 	s.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(s.client.Discovery()))
-	for _, name := range []string{sandboxes, namespace, "agents"} { // the last for a dry run
+	for _, name := range []string{sandboxes, namespace, "agents", "berth-keys"} { // the last two for a dry run
 		_, err := s.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		require.NoError(t, err)
 	}
@@ -85,6 +86,7 @@ func TestOnAnAPIServer(t *testing.T) {
 	t.Run("nothing but these rights", s.testNothingElse)
 	t.Run("flows", s.testFlows)
 	t.Run("pools", s.testPools)
+	t.Run("keys of an earlier version", s.testEarlierKeys)
 	t.Run("uninstall", s.testUninstall)
 	t.Run("commands of the pages", s.testPages)
 }
@@ -125,6 +127,9 @@ func (s *server) testDryRun(t *testing.T) {
 			if o.GroupVersionKind().Group == "cert-manager.io" {
 				continue
 			}
+			if o.GetNamespace() == namespace+"-keys" {
+				o.SetNamespace(namespace) // it is an object of the release, and a dry run makes none
+			}
 			require.NoError(t, s.apply(t.Context(), &o.Unstructured, true), "%s: %s", values, o)
 		}
 	}
@@ -154,6 +159,7 @@ func (s *server) testRights(t *testing.T) {
 	const (
 		yes, no = true, false
 		here    = namespace
+		keys    = namespace + "-keys"
 		other   = "kube-system"
 		cluster = ""
 	)
@@ -178,7 +184,6 @@ func (s *server) testRights(t *testing.T) {
 		{allocator, no, "get create", "pods/portforward", sandboxes, "x"},
 		{allocator, yes, "get", "pods/log", sandboxes, "x"},
 		{allocator, no, "get", "pods/log", here, "x"},
-		{allocator, yes, "get list", "pods.metrics.k8s.io", sandboxes, ""},
 		{allocator, no, "get list", "pods.metrics.k8s.io", other, ""},
 		{allocator, no, "update patch", "pods/status", sandboxes, "x"},
 		{allocator, no, "update patch", "pods/ephemeralcontainers", sandboxes, "x"},
@@ -202,13 +207,16 @@ func (s *server) testRights(t *testing.T) {
 		{allocator, no, "get update", "leases.coordination.k8s.io", sandboxes, "other"},
 		{allocator, no, "get update", "leases.coordination.k8s.io", other, "berth-allocator"},
 		{allocator, no, "get list watch create update patch delete", "secrets", sandboxes, "x"},
-		{allocator, yes, "list watch", "secrets", here, ""},
-		{allocator, no, "get create update patch delete deletecollection", "secrets", here, "berth-control-ca"},
+		{allocator, yes, "list watch", "secrets", keys, ""},
+		{allocator, no, "get create update patch delete deletecollection", "secrets", keys, "first"},
+		{allocator, no, "get list watch create update patch delete deletecollection", "secrets", here, "berth-control-ca"},
 		{allocator, no, "get list watch", "secrets", other, ""},
 		{allocator, no, "get list watch create update", "configmaps", sandboxes, "x"},
 		{allocator, no, "get list watch create update", "configmaps", here, "x"},
 		{allocator, yes, "create patch", "events", sandboxes, ""},
-		{allocator, yes, "create patch", "events.events.k8s.io", sandboxes, ""},
+		{allocator, no, "create patch", "events.events.k8s.io", sandboxes, ""},
+		{allocator, yes, "list", "pods.metrics.k8s.io", sandboxes, ""},
+		{allocator, no, "get watch", "pods.metrics.k8s.io", sandboxes, "x"},
 		{allocator, yes, "list", "events", sandboxes, ""},
 		{allocator, no, "get watch update delete", "events", sandboxes, ""},
 		{allocator, no, "create patch", "events", other, ""},
@@ -341,7 +349,7 @@ func (s *server) testNothingElse(t *testing.T) {
 	for _, account := range []struct{ namespace, name string }{
 		{namespace, "berth-allocator"}, {namespace, "berth-control-tls"}, {namespace, "berth-gateway"}, {sandboxes, "berth-sandbox"},
 	} {
-		for _, in := range []string{namespace, sandboxes, "default", "kube-system"} {
+		for _, in := range []string{namespace, namespace + "-keys", sandboxes, "default", "kube-system"} {
 			want := s.rules(t, user(account.namespace, "nobody"), in)
 			rules := roles[in+"/"+account.name]
 			given[in+"/"+account.name] = len(rules) > 0
@@ -357,7 +365,7 @@ func (s *server) testNothingElse(t *testing.T) {
 		}
 	}
 	maps.DeleteFunc(given, func(_ string, some bool) bool { return !some })
-	require.Equal(t, map[string]bool{sandboxes + "/berth-allocator": true, namespace + "/berth-allocator": true, namespace + "/berth-control-tls": true}, given)
+	require.Equal(t, map[string]bool{sandboxes + "/berth-allocator": true, namespace + "-keys/berth-allocator": true, namespace + "/berth-control-tls": true}, given)
 }
 
 func (s *server) rules(t *testing.T, user, namespace string) []authorizationv1.ResourceRule {
@@ -428,10 +436,43 @@ func (s *server) testPools(t *testing.T) {
 	}
 }
 
+// testEarlierKeys upgrades a release whose keys are in its own namespace, and then moves the keys.
+func (s *server) testEarlierKeys(t *testing.T) {
+	keysIn := func() string {
+		s.helm(t, "upgrade", release, "berth", "--values", valueFile("minimal"))
+		d, err := s.client.AppsV1().Deployments(namespace).Get(t.Context(), "berth-allocator", metav1.GetOptions{})
+		require.NoError(t, err)
+		in := flagsOf(d.Spec.Template.Spec.Containers[0])["api-keys-namespace"]
+		s.requireAccess(t, user(namespace, "berth-allocator"), true, "list", "secrets", in, "")
+		return in
+	}
+	create := func(in string) {
+		_, err := s.client.CoreV1().Secrets(in).Create(t.Context(),
+			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "first"}, Type: access.SecretType}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	require.Equal(t, namespace+"-keys", keysIn())
+	create(namespace)
+	require.Equal(t, namespace, keysIn(), "they stay valid")
+	create(namespace + "-keys")
+	require.Equal(t, namespace+"-keys", keysIn(), "they were copied")
+	require.Eventually(t, func() bool { return !s.may(t, user(namespace, "berth-allocator"), "list", "secrets", namespace) }, 10*time.Second, 20*time.Millisecond)
+}
+
+// may reports whether an account has a right.
+func (s *server) may(t *testing.T, who, verb, resource, namespace string) bool {
+	t.Helper()
+	answer, err := s.client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: who, Groups: groups(who), ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Resource: resource, Namespace: namespace},
+	}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	return answer.Status.Allowed
+}
+
 // testUninstall comes after all that need the release.
 func (s *server) testUninstall(t *testing.T) {
 	s.helm(t, "uninstall", release)
-	for _, name := range []string{"sandboxpools.berth.sh", "sandboxes.berth.sh"} {
+	for _, name := range []string{"sandboxpools.berth.sh", "sandboxes.berth.sh", "journalslots.berth.sh"} {
 		crds := s.dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 		_, err := crds.Get(t.Context(), name, metav1.GetOptions{})
 		require.NoError(t, err, "all pools would have gone with it")
@@ -441,6 +482,22 @@ func (s *server) testUninstall(t *testing.T) {
 	// As any release of that name would find its CRDs again.
 	s.helm(t, "install", release, "berth", "--values", valueFile("minimal"))
 	s.helm(t, "uninstall", release)
+
+	// Objects of the release would be made, and vanish with the CRD.
+	crds := s.dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	hold := func(finalizers string) {
+		_, err := crds.Patch(t.Context(), "sandboxes.berth.sh", types.MergePatchType, []byte(`{"metadata":{"finalizers":`+finalizers+`}}`), metav1.PatchOptions{})
+		require.NoError(t, err)
+	}
+	hold(`["test.berth.sh/hold"]`)
+	require.NoError(t, crds.Delete(t.Context(), "sandboxes.berth.sh", metav1.DeleteOptions{}))
+	_, err = tryHelm(t, "install", release, "berth", "--values", valueFile("minimal"), "--kubeconfig", s.kubeconfig, "--namespace", namespace, "--no-hooks")
+	require.ErrorContains(t, err, "the CRD sandboxes.berth.sh is being deleted")
+	hold("[]")
+	require.Eventually(t, func() bool {
+		_, err := crds.Get(t.Context(), "sandboxes.berth.sh", metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}, time.Minute, 50*time.Millisecond)
 }
 
 // testPages runs the commands that the pages install the chart with, as they are
@@ -457,6 +514,7 @@ func (s *server) testPages(t *testing.T) {
 		require.NoError(t, err)
 		args := strings.Fields(strings.ReplaceAll(string(words), "charts/berth", "berth"))
 		require.Contains(t, args, namespace, page)
+		args = slices.DeleteFunc(args, func(arg string) bool { return arg == "--wait" }) // there are no controllers
 		helm(t, append(args, "--kubeconfig", s.kubeconfig, "--no-hooks")...)
 		_, err = s.client.CoreV1().ServiceAccounts(sandboxes).Get(t.Context(), "berth-sandbox", metav1.GetOptions{})
 		require.NoError(t, err, page)

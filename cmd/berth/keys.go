@@ -26,7 +26,7 @@ type keysCommand struct {
 
 // keysFlags say where the Secrets of the keys are.
 type keysFlags struct {
-	Namespace  string        `short:"n" default:"berth-system" help:"Namespace of the keys: the allocators' --api-keys-namespace, which is the chart's own namespace."`
+	Namespace  string        `short:"n" default:"berth-system-keys" help:"Namespace of the keys: the allocators' --api-keys-namespace (api.keysNamespace of the chart)."`
 	Kubeconfig string        `help:"Kubeconfig file. Left out: KUBECONFIG, the current context's, kubectl's own, or a development cluster's."`
 	Timeout    time.Duration `default:"30s" help:"How long it may take."`
 }

@@ -1,5 +1,27 @@
 {{/* Names. Everything is named after the release alone: <release>-allocator and so on. */}}
 
+{{/*
+The namespace of the API keys. Keys of an earlier version stay where they are, until somebody has made one in the
+namespace of its own.
+*/}}
+{{- define "berth.keysNamespace" -}}
+{{- $own := printf "%s-keys" .Release.Namespace }}
+{{- $found := dict }}
+{{- if not .Values.api.keysNamespace }}
+{{- range $namespace := list .Release.Namespace $own }}
+{{- range (lookup "v1" "Secret" $namespace "").items }}
+{{- if eq (default "" .type) "berth.sh/api-key" }}
+{{- $_ := set $found $namespace "yes" }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if .Values.api.keysNamespace }}{{ .Values.api.keysNamespace }}
+{{- else if and (hasKey $found .Release.Namespace) (not (hasKey $found $own)) }}{{ .Release.Namespace }}
+{{- else }}{{ $own }}
+{{- end }}
+{{- end }}
+
 {{- define "berth.accessKeySecret" -}}
 {{ default (printf "%s-access-key" .Release.Name) .Values.api.accessKeySecret }}
 {{- end }}
@@ -115,9 +137,19 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- $errors := list }}
 {{- if not .Values.publicURL }}
 {{- $errors = append $errors "publicURL: required: where clients reach the gateway, for example --set publicURL=https://sandbox.example.com" }}
+{{- else if not (regexMatch "^https?://[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*(:[0-9]{1,5})?$" .Values.publicURL) }}
+{{- $errors = append $errors (printf "publicURL: %s must be http:// or https://, a domain in lower case, and a port if it is not the usual one, and nothing else: for example https://sandbox.example.com" .Values.publicURL) }}
+{{- end }}
+{{- if not (regexMatch "^([0-9]+(\\.[0-9]+)?[smh])+$" (toString .Values.maxStale)) }}
+{{- $errors = append $errors (printf "maxStale: %v must be a duration of 1 s or more with its unit, for example 15m or 1h30m" .Values.maxStale) }}
 {{- end }}
 {{- if not .Values.podCIDRs }}
 {{- $errors = append $errors "podCIDRs: required: the ranges of the cluster's pod addresses, for example --set 'podCIDRs={10.244.0.0/16}'" }}
+{{- end }}
+{{- range .Values.podCIDRs }}
+{{- if not (regexMatch "^([0-9]{1,3}(\\.[0-9]{1,3}){3}/([1-9]|[12][0-9]|3[0-2])|[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2,7}/([1-9]|[1-9][0-9]|1[01][0-9]|12[0-8]))$" .) }}
+{{- $errors = append $errors (printf "podCIDRs: %s must be a range of addresses, and not all of them: for example 10.244.0.0/16 or fd00:10:244::/56" .) }}
+{{- end }}
 {{- end }}
 {{- if gt (len .Release.Name) 40 }}
 {{- $errors = append $errors (printf "release name %s: at most 40 characters, because the names of Services are made from it" .Release.Name) }}
@@ -140,6 +172,16 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- $errors = append $errors "sandboxes.namespace: required: an existing namespace other than the release's, for example --set sandboxes.namespace=sandboxes" }}
 {{- else if eq $sandboxes .Release.Namespace }}
 {{- $errors = append $errors (printf "sandboxes.namespace: %s is the release's namespace, which holds the keys of the control stream, and pods of pools could mount them: name another existing namespace (--set sandboxes.namespace=%s-sandboxes), or install the release in another one (--namespace berth-system)" $sandboxes $sandboxes) }}
+{{- end }}
+{{- if eq .Values.api.keysNamespace $sandboxes }}
+{{- $errors = append $errors (printf "api.keysNamespace: %s is the namespace of the sandboxes, and who creates pods there must not make keys: name another one, or none" $sandboxes) }}
+{{- end }}
+{{- if .Values.crds.install }}
+{{- range $name := list "sandboxpools.berth.sh" "sandboxes.berth.sh" "journalslots.berth.sh" }}
+{{- if dig "metadata" "deletionTimestamp" "" (lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name) }}
+{{- $errors = append $errors (printf "crds.install: the CRD %s is being deleted, and its objects with it: wait until it has gone (kubectl get crd %s), and try again. Objects that hold it up have finalizers: docs/chart.md, Uninstall" $name $name) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- $own := .Values.controlTLS.secret }}
 {{- if eq .Values.controlTLS.mode "secret" }}
