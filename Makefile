@@ -126,7 +126,7 @@ check-mutations:
 
 ## kind-e2e: the end-to-end suite and the chart on a kind cluster of its own; KIND_NODE_IMAGE names the node's image
 .PHONY: kind-e2e
-kind-e2e: image-archives
+kind-e2e: build image-archives
 	BERTH_E2E_PROVIDER=kind go test ./e2e -count=1 -timeout 30m -v
 
 ## browser-e2e: pages, private links and a dev server with hot reload in Chromium

@@ -163,7 +163,7 @@ func (in installation) install(ctx context.Context) (*release, error) {
 	}
 	r.apiKey = access.NewKey()
 	suite := access.Caller{Key: "suite", Team: "suite", Role: access.Admin}
-	if err := createKey(ctx, clients, releaseNamespace, r.apiKey, suite); err != nil {
+	if err := createKey(ctx, clients, releaseNamespace+"-keys", r.apiKey, suite); err != nil {
 		return nil, err
 	}
 	return r, r.waitComplete(ctx)
@@ -195,7 +195,7 @@ func (in installation) uninstall() error {
 		return nil
 	}))
 	errs = append(errs, r.helm(ctx, "uninstall", releaseName, "--namespace", releaseNamespace, "--wait"))
-	for _, namespace := range []string{releaseNamespace, sandboxNamespace} {
+	for _, namespace := range []string{releaseNamespace, releaseNamespace + "-keys", sandboxNamespace} {
 		errs = append(errs, clients.Kubernetes.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{}))
 	}
 	return errors.Join(errs...)
@@ -361,7 +361,7 @@ func (r *release) leader(ctx context.Context) (*corev1.Pod, error) {
 		holder = *lease.Spec.HolderIdentity
 	}
 	for _, p := range pods {
-		if strings.HasPrefix(holder, p.Status.PodIP+":") {
+		if strings.Contains(holder, "_"+p.Name+"-") {
 			return &p, nil
 		}
 	}
