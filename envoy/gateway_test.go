@@ -76,6 +76,7 @@ type gateway struct {
 	// addr and health are the addresses of the listeners.
 	addr, health string
 	envoy        *proc.Process
+	memory       *memoryGroup // if it is bounded
 	admin        *http.Client
 	podAddr      netip.AddrPort
 	// hits are requests that reached the pod, connections those it accepted.
@@ -99,6 +100,10 @@ type config struct {
 	// onlyAllowed leaves the admin socket as it is. Otherwise it also shows what this
 	// file reads: /listeners and /stats.
 	onlyAllowed bool
+	// workers is how many threads serve. Default 1.
+	workers int
+	// memory bounds Envoy's cgroup, in bytes. 0: Envoy has none of its own.
+	memory int64
 	// mistaken: Envoy may count mistakes of the router, because the test makes them.
 	mistaken bool
 }
@@ -173,10 +178,16 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 	serving.Go(func() { _ = podServer.Serve(pod) }) // ends with Close
 	t.Cleanup(func() { podServer.Close() })
 
+	if c.memory > 0 {
+		g.memory = newMemoryGroup(t, c.memory) // before the supervisor, which ends what is in it
+	}
 	supervisor, err := proc.New()
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, supervisor.Close()) })
-	cmd := exec.Command(bin, "-c", file, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error")
+	cmd := exec.Command(bin, "-c", file, "--disable-hot-restart", "--concurrency", strconv.Itoa(max(c.workers, 1)), "--log-level", "error")
+	if g.memory != nil {
+		g.memory.contain(cmd)
+	}
 	var log output
 	cmd.Stderr = &log
 	t.Cleanup(func() {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -215,6 +216,18 @@ func TestTooManyHeadersAreRefused(t *testing.T) {
 	a = ask(250)
 	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, a.code)
 	require.Equal(t, string(apierror.HeadersTooLarge), a.header.Get(envoy.ReasonHeader))
+}
+
+// Large cookies and a signed URL pass together by default. The bound counts both.
+func TestHeadersPassUpToTheirBound(t *testing.T) {
+	g := startGateway(t)
+	g.router.set(admit(g.admitted("abc")))
+	ask := func(cookies, path int) int {
+		return g.do(g.request(host, "/"+strings.Repeat("p", path), http.Header{"Cookie": {"c=" + strings.Repeat("x", cookies)}})).code
+	}
+	require.Equal(t, http.StatusOK, ask(24<<10, 8<<10))
+	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, ask(24<<10, 17<<10))
+	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, ask(41<<10, 0))
 }
 
 // Many users may share one connection of a proxy in front.

@@ -99,6 +99,12 @@ type Settings struct {
 	// progress at sandboxes (HTTP/1.1 and gRPC each) and at the router, 1 or more. Envoy
 	// refuses what exceeds it. Default 100,000.
 	MaxConnections uint32
+	// MaxStreams bounds the requests in progress on one HTTP/2 connection of a client, 1 to 1,024. A client
+	// waits with further ones, as HTTP/2 says. Default 128.
+	MaxStreams uint32
+	// MaxHeaderKiB bounds the headers of a request, with its path, in KiB, 8 to 64. Default 40, which
+	// leaves room for 24 KiB of cookies and a URL of 8 KiB.
+	MaxHeaderKiB uint32
 }
 
 // API is where Envoy finds the allocators' HTTP API.
@@ -175,7 +181,8 @@ type TLS struct {
 
 // withDefaults returns the settings with defaults, or all errors in them.
 func (s Settings) withDefaults() (Settings, error) {
-	s.MaxConnections = cmp.Or(s.MaxConnections, 100_000)
+	s.MaxConnections, s.MaxStreams = cmp.Or(s.MaxConnections, 100_000), cmp.Or(s.MaxStreams, 128)
+	s.MaxHeaderKiB = cmp.Or(s.MaxHeaderKiB, 40)
 	var errs []error
 	if !s.Listen.IsValid() {
 		errs = append(errs, errors.New("listen address: required, as ip:port"))
@@ -220,6 +227,12 @@ func (s Settings) withDefaults() (Settings, error) {
 	}
 	if s.TrustedHops > 100 {
 		errs = append(errs, fmt.Errorf("trusted hops %d: must be 0 to 100", s.TrustedHops))
+	}
+	if s.MaxStreams > 1024 {
+		errs = append(errs, fmt.Errorf("max streams %d: must be 1 to 1024", s.MaxStreams))
+	}
+	if s.MaxHeaderKiB < 8 || s.MaxHeaderKiB > 64 {
+		errs = append(errs, fmt.Errorf("max header size %d KiB: must be 8 to 64", s.MaxHeaderKiB))
 	}
 	if s.MaxHeap != 0 && s.MaxHeap < 64<<20 {
 		errs = append(errs, fmt.Errorf("max heap %d: must be at least 64 MiB (%d), or 0 for no limit", s.MaxHeap, 64<<20))

@@ -27,6 +27,8 @@ type envoyConfigCommand struct {
 	RouterSocket   string   `default:"/run/berth/router.sock" help:"The router's unix socket."`
 	AdminSocket    string   `default:"/run/berth/envoy-admin.sock" help:"Envoy's own admin socket: what the router's --envoy-admin names."`
 	MaxConnections uint32   `default:"100000" placeholder:"CONNECTIONS" help:"Bound on clients' connections and on requests in progress, at least 1."`
+	MaxStreams     uint32   `default:"128" placeholder:"REQUESTS" help:"Bound on the requests in progress on one HTTP/2 connection of a client, 1 to 1024."`
+	MaxHeaderKiB   uint32   `name:"max-header-kib" default:"40" placeholder:"KIB" help:"Bound on the headers of a request with its path, in KiB, 8 to 64."`
 	Output         string   `short:"o" help:"File to write. Empty: standard output."`
 }
 
@@ -45,7 +47,7 @@ func (c *envoyConfigCommand) Run(o *output) error {
 	settings := envoy.Settings{
 		Listen: listen, HealthListen: health, RouterSocket: c.RouterSocket, AdminSocket: c.AdminSocket,
 		TrustedHops: c.TrustedHops, ProxyProtocol: c.ProxyProtocol, Paths: c.Paths, MaxHeap: c.MaxHeap,
-		MaxConnections: c.MaxConnections, E2BStatuses: c.E2BStatuses,
+		MaxConnections: c.MaxConnections, MaxStreams: c.MaxStreams, MaxHeaderKiB: c.MaxHeaderKiB, E2BStatuses: c.E2BStatuses,
 	}
 	if len(c.API) > 0 {
 		settings.API = &envoy.API{Domain: c.Domain}

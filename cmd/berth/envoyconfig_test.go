@@ -34,6 +34,7 @@ func TestEnvoyConfigIsTheBootstrapOfItsFlags(t *testing.T) {
 		"IPv6": {[]string{"--listen=[::]:80", "--health-listen=[::1]:81"}, func(s *envoy.Settings) {
 			s.Listen, s.HealthListen = netip.MustParseAddrPort("[::]:80"), netip.MustParseAddrPort("[::1]:81")
 		}},
+		"bounds":             {[]string{"--max-streams=7", "--max-header-kib=64"}, func(s *envoy.Settings) { s.MaxStreams, s.MaxHeaderKiB = 7, 64 }},
 		"a bound, and paths": {[]string{"--max-connections=7", "--router-socket=/r", "--admin-socket=/a"}, func(s *envoy.Settings) { s.MaxConnections, s.RouterSocket, s.AdminSocket = 7, "/r", "/a" }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -69,6 +70,8 @@ func TestEnvoyConfigNamesTheFlagThatIsWrong(t *testing.T) {
 		"--output=/nonexistent/x":      "--output",
 		"--trusted-hops=101":           "trusted hops 101",
 		"--max-heap=1000":              "max heap 1000",
+		"--max-streams=1025":           "max streams 1025",
+		"--max-header-kib=65":          "max header size 65 KiB",
 		"--tls-dir=/tls":               "--tls-dir: needs --output",
 	} {
 		stdout, err := berth(t, "envoy-config", arg)
