@@ -22,6 +22,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 	"github.com/berth-sandbox/berth/allocator/events"
+	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -30,7 +31,7 @@ import (
 
 // leading is a replica that leads, whose loop the test plays.
 func leading(t *testing.T) (*Allocator, *term) {
-	a := &Allocator{limits: &teamLimits{}, lock: &timedLock{duration: time.Hour}}
+	a := &Allocator{limits: &teamLimits{}, lock: &timedLock{duration: time.Hour}, watches: &watches{pools: &pools.Pools{}}}
 	a.o.Namespace = poolKey.Namespace
 	a.lock.renewed.Store(int64(bootclock.Now()))
 	a.control = newControl(t)
