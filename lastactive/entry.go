@@ -20,6 +20,13 @@ const (
 	maxFirst = 512
 	// minFirst is how many first requests each new port has in any case.
 	minFirst = 8
+	// maxEntries bounds the entries of all sandboxes, so that looks stay below the 0.7 s above which
+	// the leader asks no question. Once Envoy lists half as many, a new port has one first request
+	// at a time, so it makes one entry, and each sandbox has its share of the other half in ports.
+	maxEntries = 40_000
+	// leastPorts is the least share of a sandbox. More than maxEntries / 2 / leastPorts sandboxes
+	// can have more than maxEntries together.
+	leastPorts = 4
 	// firstRequestTime is how long threads of Envoy may not know a port after its first request.
 	firstRequestTime = 200 * time.Millisecond
 	// lookUpAgain is the pause before a request of a sandbox without a route is tried again.
@@ -93,17 +100,23 @@ func (e *Entry) room(port look.Host) (wait time.Duration, ok bool) {
 	// A port that was requested before this look is listed in it, or closed again.
 	maps.DeleteFunc(e.newPorts, func(_ look.Host, p newPort) bool { return p.at < shown.began })
 	p, requested := e.newPorts[port]
+	ports, most, least := maxPorts, maxFirst, minFirst
+	if shown.entries+int(e.t.first.Load()-shown.first) >= maxEntries/2 {
+		ports = min(maxPorts, max(leastPorts, maxEntries/2/max(1, e.t.entries.Size())))
+		most, least = 1, 1
+	}
 	switch {
-	case !requested && shown.addrs[e.addr].ports+len(e.newPorts) >= maxPorts:
+	case !requested && shown.addrs[e.addr].ports+len(e.newPorts) >= ports:
 		return 0, false
 	case !requested:
 		p.at = now
 	case now-p.at >= firstRequestTime:
 		return 0, true // all threads know the port
-	case p.first >= minFirst && e.first() >= maxFirst:
+	case p.first >= least && e.first() >= most:
 		return firstRequestTime - (now - p.at), false
 	}
 	p.first++
+	e.t.first.Add(1)
 	e.newPorts[port] = p
 	return 0, true
 }

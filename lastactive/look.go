@@ -29,6 +29,9 @@ type shown struct {
 	began time.Duration
 	hosts map[look.Host]int
 	addrs map[netip.Addr]listing
+	// entries is how many entries Envoy listed, first what Tracker.first was when the look began.
+	entries int
+	first   uint64
 }
 
 // listing is the sum over the ports of one address.
@@ -56,6 +59,7 @@ func (t *Tracker) Look(ctx context.Context) error {
 	began := max(t.o.Now(), time.Duration(t.lookBegan.Load())+1)
 	// Stored before Envoy is asked: the look proves nothing about answers read from now on.
 	t.lookBegan.Store(int64(began))
+	first := t.first.Load()
 	l, err := t.o.Look(ctx)
 	var moved connections
 	if err == nil && t.metering.Load() {
@@ -68,7 +72,7 @@ func (t *Tracker) Look(ctx context.Context) error {
 		return err // the caller ran out of time, which says nothing about Envoy
 	}
 	if err == nil {
-		t.apply(began, l.Hosts, moved)
+		t.apply(&shown{began, l.Hosts, map[netip.Addr]listing{}, l.Entries, first}, moved)
 		took := min(t.o.Now()-began, look.MaxDuration) // the clock may have counted a suspend
 		t.newest = Report{Gateway: l.Gateway, EnvoyEnded: l.Hosts == nil, Began: began, Took: took}
 	} else {
@@ -82,9 +86,9 @@ func (t *Tracker) Look(ctx context.Context) error {
 }
 
 // apply updates all entries with the result of a good look. t.mu is held.
-func (t *Tracker) apply(began time.Duration, hosts map[look.Host]int, moved connections) {
-	before, now, ended := t.shown.Load(), &shown{began, hosts, map[netip.Addr]listing{}}, t.o.Now()
-	for h, open := range hosts {
+func (t *Tracker) apply(now *shown, moved connections) {
+	before, began, ended := t.shown.Load(), now.began, t.o.Now()
+	for h, open := range now.hosts {
 		l := now.addrs[h.Addr()]
 		now.addrs[h.Addr()] = listing{l.open + open, l.ports + 1}
 	}

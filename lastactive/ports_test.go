@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/lastactive/look"
 )
 
 func TestPortsOfASandboxAreBounded(t *testing.T) {
@@ -88,4 +90,90 @@ func TestBusySandboxMayUseNewPorts(t *testing.T) {
 			w.passes(200 * time.Millisecond)
 		}
 	})
+}
+
+// Each sandbox keeps within the bounds of one sandbox. All of them together would make looks so
+// long that the leader asks no question.
+//
+// Invariant: I4
+func TestManySandboxesTogetherKeepLooksShort(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const many = 100
+		begin := func(id, to string, port int) (admitted bool, wait time.Duration) {
+			e, wait := w.tracker.Begin(key(id), netip.AddrPortFrom(addr(to), uint16(port)), false)
+			if e != nil {
+				e.Read()
+			}
+			return e != nil, wait
+		}
+		name := func(i int) (id, at string) { return fmt.Sprint("many", i), fmt.Sprintf("10.1.0.%d:80", i) }
+		for i := range many {
+			id, at := name(i)
+			w.tracker.Expect(id, addr(at), 0)
+		}
+		w.tracker.Expect("b", addr(podB), 0)
+		for round := range 4 { // each request makes an entry, and no entry goes
+			for i := range many {
+				id, at := name(i)
+				for n := range maxFirst {
+					port := 1 + round*8 + n%8
+					if ok, _ := begin(id, at, port); ok {
+						w.change(func() {
+							if _, listed := w.open[look.Host{AddrPort: netip.AddrPortFrom(addr(at), uint16(port))}]; listed {
+								w.entries++
+							}
+							w.open[look.Host{AddrPort: netip.AddrPortFrom(addr(at), uint16(port))}]++
+						})
+					}
+				}
+			}
+			w.change(func() { require.LessOrEqual(w, len(w.open)+w.entries, maxEntries, "round %d", round) })
+
+			// Another sandbox is served, if not as fast.
+			for port := range maxPorts / 4 {
+				at := 1000*round + port
+				ok, _ := begin("b", podB, at)
+				require.True(w, ok)
+				ok, wait := begin("b", podB, at)
+				require.False(w, ok)
+				require.Equal(w, firstRequestTime, wait)
+			}
+			w.passes(firstRequestTime)
+			for range 1000 {
+				ok, _ := begin("b", podB, 1000*round)
+				require.True(w, ok)
+			}
+			w.passes(2 * time.Second) // a look
+		}
+		w.change(func() { clear(w.open); w.entries = 0 })
+		w.passes(2 * time.Second)
+		for range maxFirst {
+			ok, _ := begin("b", podB, 80)
+			require.True(w, ok)
+		}
+	})
+}
+
+// A sandbox that comes late gets as many ports as one that came early, and never less than a few.
+func TestFullListIsSharedAmongSandboxes(t *testing.T) {
+	for all, ports := range map[int]int{1: maxPorts, 1000: 20, 100_000: leastPorts} {
+		inWorld(t, func(w *world) {
+			for i := range all {
+				a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+				w.tracker.Expect(fmt.Sprint("sandbox", i), a, 0)
+			}
+			w.change(func() { w.entries = maxEntries / 2 })
+			w.passes(2 * time.Second)
+			admitted := 0
+			for port := range maxPorts + 1 {
+				e, wait := w.tracker.Begin(key("sandbox0"), netip.AddrPortFrom(netip.AddrFrom4([4]byte{10}), uint16(1+port)), false)
+				require.Zero(w, wait)
+				if e != nil {
+					e.Read()
+					admitted++
+				}
+			}
+			require.Equal(w, ports, admitted, "of %d", all)
+		})
+	}
 }

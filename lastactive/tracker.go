@@ -66,7 +66,8 @@ type Tracker struct {
 	shown     atomic.Pointer[shown] // by the newest good look
 	_         cpu.CacheLinePad
 	entries   *xsync.Map[sandboxid.Key, *Entry]
-	metering  atomic.Bool // an entry whose bytes count exists or has existed
+	first     atomic.Uint64 // first requests to new ports so far
+	metering  atomic.Bool   // an entry whose bytes count exists or has existed
 
 	lookTurn, lookDone chan struct{} // capacity 1
 
@@ -99,7 +100,7 @@ func New(o Options) (*Tracker, error) {
 // then call Cancel, or Read as soon as Envoy has read the answer.
 //
 // A nil Entry means that nothing has begun, because the sandbox has no such route, or because
-// Envoy's list of this sandbox would become too long. The caller may look the route up again
+// Envoy's list of this sandbox, or of all, would become too long. The caller may look the route up again
 // after wait. If wait is 0, it must not try again until Envoy lists fewer ports.
 //
 // Begin takes no lock and does not allocate if its port is listed.

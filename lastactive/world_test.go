@@ -28,6 +28,7 @@ type world struct {
 
 	mu      sync.Mutex
 	open    map[look.Host]int
+	entries int // in Envoy's list beside one of each host
 	envoy   string
 	ended   bool
 	err     error
@@ -88,8 +89,9 @@ func (w *world) look(ctx context.Context) (look.Look, error) {
 	for at, h := range w.open {
 		l.Hosts[at] = h
 	}
+	l.Entries = len(l.Hosts) + w.entries
 	if w.ended {
-		l.Hosts = nil
+		l.Hosts, l.Entries = nil, 0
 	}
 	w.mu.Unlock()
 	time.Sleep(half)

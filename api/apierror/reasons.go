@@ -159,7 +159,7 @@ var kinds = []Kind{
 	{Reason: RateLimited, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{API},
 		When: "the team claims more sandboxes per second than its limits allow", Do: "try again after `Retry-After`"},
 	{Reason: TooManyPorts, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{Router},
-		When: "Envoy lists too many ports of the sandbox, or too many were asked for at the same time", Do: "try again, with fewer ports at one time"},
+		When: "Envoy lists too many ports of the sandbox, or of all sandboxes, or too many were asked for at the same time", Do: "try again, with fewer ports at one time"},
 	{Reason: HeadersTooLarge, Code: http.StatusRequestHeaderFieldsTooLarge, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request's headers, with its path, are larger than `--max-header-kib` of `berth envoy-config` (40 KiB) or more than 200", Do: "send fewer"},
 	{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Unknown, By: []Sender{Envoy, API},

@@ -40,6 +40,9 @@ type Look struct {
 	// Hosts has, for each host that Envoy lists, how many requests are in progress or wait for a
 	// connection. nil: Envoy has ended.
 	Hosts map[Host]int
+	// Entries is how many entries of pods Envoy's list has. It is at least len(Hosts). The duration
+	// of a look grows with it.
+	Entries int
 }
 
 // Reader looks at the Envoy behind one admin socket.
@@ -69,7 +72,7 @@ func (r *Reader) Look(ctx context.Context) (Look, error) {
 	if err != nil {
 		return Look{}, err
 	}
-	hosts, err := r.read(ctx)
+	l, err := r.read(ctx)
 	after, _, gone := r.process()
 	switch {
 	case gone != nil || after != envoy:
@@ -86,7 +89,8 @@ func (r *Reader) Look(ctx context.Context) (Look, error) {
 		r.lastEnvoy = envoy
 		return Look{}, errors.New("this was the first look at this Envoy")
 	}
-	return Look{gateway, hosts}, nil
+	l.Gateway = gateway
+	return l, nil
 }
 
 // process identifies the Envoy that has bound the socket file, and the gateway by the
@@ -103,10 +107,10 @@ func (r *Reader) process() (envoy unix.Stat_t, gateway string, err error) {
 	return unix.Stat_t{Dev: envoy.Dev, Ino: envoy.Ino, Mtim: envoy.Mtim}, gateway, nil
 }
 
-func (r *Reader) read(ctx context.Context) (map[Host]int, error) {
+func (r *Reader) read(ctx context.Context) (l Look, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envoy/clusters", http.NoBody)
 	if err != nil {
-		return nil, err
+		return Look{}, err
 	}
 	// A new connection reaches the process that has the socket now.
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -115,22 +119,22 @@ func (r *Reader) read(ctx context.Context) (map[Host]int, error) {
 	transport := http.Transport{DisableCompression: true, DisableKeepAlives: true, DialContext: dial}
 	response, err := transport.RoundTrip(request)
 	if err != nil {
-		return nil, err
+		return Look{}, err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("an answer from Envoy with status %d", response.StatusCode)
+		return Look{}, fmt.Errorf("an answer from Envoy with status %d", response.StatusCode)
 	}
 	if response.ContentLength < 0 && len(response.TransferEncoding) == 0 {
 		// A truncated body would look complete.
-		return nil, errors.New("the answer of Envoy has no length")
+		return Look{}, errors.New("the answer of Envoy has no length")
 	}
 	return parse(response.Body)
 }
 
 // parse reads the page. Its lines about hosts are cluster::address::statistic::value.
-func parse(page io.Reader) (map[Host]int, error) {
-	hosts := map[Host]int{}
+func parse(page io.Reader) (l Look, err error) {
+	l.Hosts = map[Host]int{}
 	var seen [len(clusters)]bool
 	lines := bufio.NewScanner(page)
 	for lines.Scan() {
@@ -140,7 +144,7 @@ func parse(page io.Reader) (map[Host]int, error) {
 				continue
 			}
 			seen[i] = true
-			for _, statistic := range [...]string{"::rq_active::", "::rq_pending_active::"} {
+			for j, statistic := range [...]string{"::rq_active::", "::rq_pending_active::"} {
 				name, value, is := bytes.Cut(rest, []byte(statistic))
 				if !is {
 					continue
@@ -148,19 +152,22 @@ func parse(page io.Reader) (map[Host]int, error) {
 				at, err := netip.ParseAddrPort(string(name))
 				n, err2 := strconv.ParseUint(string(value), 10, 32)
 				if err != nil || err2 != nil {
-					return nil, errors.New("the answer of Envoy has an invalid line")
+					return Look{}, errors.New("the answer of Envoy has an invalid line")
 				}
-				hosts[Host{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), i%2 == 1}] += int(n)
+				if j == 0 {
+					l.Entries++ // each entry has one such line
+				}
+				l.Hosts[Host{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), i%2 == 1}] += int(n)
 			}
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return nil, errors.New("the answer of Envoy is not complete")
+		return Look{}, errors.New("the answer of Envoy is not complete")
 	}
 	for i, cluster := range clusters {
 		if !seen[i] {
-			return nil, fmt.Errorf("the answer of Envoy has no %s", cluster)
+			return Look{}, fmt.Errorf("the answer of Envoy has no %s", cluster)
 		}
 	}
-	return hosts, nil
+	return l, nil
 }

@@ -95,6 +95,7 @@ func TestOpenRequestsAreSummedOverAllEntries(t *testing.T) {
 		at("10.0.0.2:80", false):  6,
 		at("10.0.0.3:443", true):  7,
 	}, l.Hosts)
+	require.Equal(t, 9, l.Entries)
 	require.LessOrEqual(t, len(l.Gateway), 128)
 
 	page.Store(clusters())
