@@ -273,7 +273,9 @@ func TestGatewayIsReachedForEverySandbox(t *testing.T) {
 	c, err := New(Options{URL: "http://api.invalid", Key: "secret", Gateway: gateway.Listener.Addr().String()})
 	require.NoError(t, err)
 	defer c.Sandboxes().CloseIdleConnections()
-	s := &openapi.Sandbox{SandboxID: "k3x9", URL: "http://8080-k3x9.sandbox.invalid/", EnvdAccessToken: new("token"), EnvdVersion: "0.6.4"}
+	s := &openapi.Sandbox{
+		SandboxID: "k3x9", URL: "http://8080-k3x9.sandbox.invalid/", EnvdAccessToken: new("token"), EnvdVersion: "0.6.4",
+	}
 	address, err := URL(s, 3000)
 	require.NoError(t, err)
 	for path, status := range map[string]int{"": 200, "away": 302} {
@@ -286,7 +288,8 @@ func TestGatewayIsReachedForEverySandbox(t *testing.T) {
 	require.NoError(t, err)
 	_, err = agent.ReadFile(t.Context(), "/x")
 	require.NoError(t, err)
-	require.Equal(t, []string{"3000-k3x9.sandbox.invalid ", "3000-k3x9.sandbox.invalid ", "49983-k3x9.sandbox.invalid "}, hosts)
+	require.Equal(t,
+		[]string{"3000-k3x9.sandbox.invalid ", "3000-k3x9.sandbox.invalid ", "49983-k3x9.sandbox.invalid "}, hosts)
 
 	_, err = New(Options{URL: "http://api.invalid", Gateway: "gateway"})
 	require.ErrorIs(t, err, ErrConfig)

@@ -35,7 +35,9 @@ func NPM(name, version string) Packages {
 
 // NPMProject returns the packages that a package.json asks for. Dir is the parent of their node_modules.
 func NPMProject(name, packageJSON string) Packages {
-	return Packages{name: "npm-" + fileName(name), tool: "npm", file: "package.json", content: packageJSON, command: npmInstall()}
+	p := Packages{name: "npm-" + fileName(name), tool: "npm", file: "package.json", content: packageJSON}
+	p.command = npmInstall()
+	return p
 }
 
 // PyPI returns a package with that exact version. Dir is a directory for PYTHONPATH.

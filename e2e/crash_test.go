@@ -265,7 +265,8 @@ func TestFirstRequestAfterAChangeOfLeadersIsServed(t *testing.T) {
 		require.NoError(t, leader.Kill())
 		var a answer
 		require.Eventually(t, func() bool { // at once: the claim must come before the routers
-			a, err = e.callAPI(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":3600,"waitTimeout":20}`, e.pool), e.site.key())
+			a, err = e.callAPI(http.MethodPost, "/sandboxes",
+				fmt.Sprintf(`{"templateID":%q,"timeout":3600,"waitTimeout":20}`, e.pool), e.site.key())
 			return err == nil && a.code == http.StatusCreated
 		}, time.Minute, 5*time.Millisecond)
 		var s openapi.Sandbox

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,11 +23,13 @@ func TestProgramsRunWithWhatUpPrints(t *testing.T) {
 	require.NoError(t, err)
 	python, err := pythonExample()
 	require.NoError(t, err)
-	environment := append(d.exports, "POOL=demo", "JOB=17", "PYTHONPATH="+installed(t, python), "PYTHONDONTWRITEBYTECODE=1")
+	environment := slices.Concat(d.exports,
+		[]string{"POOL=demo", "JOB=17", "PYTHONPATH=" + installed(t, python), "PYTHONDONTWRITEBYTECODE=1"})
 	run := func(dir string, program ...string) string { return d.run(environment, dir, program...) }
 	examples := filepath.Join(repository, "examples")
 
-	require.Regexp(t, `^sandbox of job-17 ends in 5m0s\n200 OK \{.*"path":"/hello"`, run(repository, "go", "run", "./examples/go"))
+	require.Regexp(t, `^sandbox of job-17 ends in 5m0s\n200 OK \{.*"path":"/hello"`,
+		run(repository, "go", "run", "./examples/go"))
 	require.Equal(t, "plan: GET /plan\nbuild: GET /build\ntest: GET /test\n",
 		run(filepath.Join(examples, "python"), "python3", "agent.py"))
 	require.Equal(t, "plan: POST /plan\nbuild: POST /build\ntest: POST /test\n",
@@ -57,8 +60,10 @@ func TestDomainAloneLeadsSDKsToADevelopmentCluster(t *testing.T) {
 	}
 	for _, c := range newSDKs {
 		dir := c.installed(t)
-		all := append(environment, "PYTHONPATH="+dir+":"+resolve, "PYTHONDONTWRITEBYTECODE=1",
-			"NODE_OPTIONS=--require="+filepath.Join(resolve, "resolve.cjs"), "NODE_PATH="+filepath.Join(dir, "node_modules"))
+		all := slices.Concat(environment, []string{
+			"PYTHONPATH=" + dir + ":" + resolve, "PYTHONDONTWRITEBYTECODE=1",
+			"NODE_OPTIONS=--require=" + filepath.Join(resolve, "resolve.cjs"), "NODE_PATH=" + filepath.Join(dir, "node_modules"),
+		})
 		program := []string{"python3", "-c", `
 from e2b import Sandbox
 s = Sandbox.create("demo", timeout=60)
@@ -72,7 +77,8 @@ Sandbox.create('demo', { timeoutMs: 60_000 }).then(async (s) => {
   console.log(await s.isRunning(), await s.kill(), await s.isRunning())
 }).catch((error) => { console.error(error); process.exit(1) })`}
 		}
-		require.Equal(t, "hello\ntrue true false\n", strings.ReplaceAll(strings.ToLower(d.run(all, ".", program...)), "\r", ""))
+		require.Equal(t, "hello\ntrue true false\n",
+			strings.ReplaceAll(strings.ToLower(d.run(all, ".", program...)), "\r", ""))
 	}
 }
 
@@ -96,7 +102,8 @@ func startDevelopment(t *testing.T, flags ...string) *development {
 			require.NoError(t, err, "%s", out)
 		}
 	})
-	d.output = d.run(os.Environ(), ".", append([]string{filepath.Join(binDir, "berth-dev"), "up", "--name", name}, flags...)...)
+	d.output = d.run(os.Environ(), ".",
+		append([]string{filepath.Join(binDir, "berth-dev"), "up", "--name", name}, flags...)...)
 	d.exports = os.Environ()
 	for _, line := range regexp.MustCompile(`(?m)^  export (\S+)$`).FindAllStringSubmatch(d.output, -1) {
 		d.exports = append(d.exports, line[1])

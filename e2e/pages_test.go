@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	rand2 "math/rand/v2"
 	"net"
 	"os"
@@ -67,7 +66,8 @@ func TestInstallAndUninstallWorkAsThePagesSay(t *testing.T) {
 	again = "    kubectl create namespace" + again
 
 	dir := t.TempDir()
-	environment := append(os.Environ(), "KIND_CLUSTER_NAME=berth-pages-"+rand.String(5), "KUBECONFIG="+filepath.Join(dir, "kubeconfig"),
+	environment := append(os.Environ(),
+		"KIND_CLUSTER_NAME=berth-pages-"+rand.String(5), "KUBECONFIG="+filepath.Join(dir, "kubeconfig"),
 		"KUBECACHEDIR="+dir, "HELM_CACHE_HOME="+dir)
 	run := func(limit time.Duration, commands string) string {
 		t.Helper()
@@ -88,10 +88,12 @@ func TestInstallAndUninstallWorkAsThePagesSay(t *testing.T) {
 	run(2*time.Minute, "kubectl -n kube-system wait deploy/coredns --for=condition=Available --timeout=2m")
 	require.Contains(t, run(5*time.Minute, again), answer)
 	// A sandbox with an idempotency key has just ended.
-	run(time.Minute, fmt.Sprintf("%s\n%s", regexp.MustCompile(`name first`).ReplaceAllString(lineOf(t, again, "KEY="), "name second"), strings.ReplaceAll(
-		`API=http://api.sandbox.localhost:PORT/sandboxes
-ID=$(curl -sS -H "X-API-Key: $KEY" -H "Idempotency-Key: k" -d '{"templateID":"own-image","waitTimeout":30}' $API | grep -o '"sandboxID":"[^"]*' | cut -d'"' -f4)
-curl -sS -X DELETE -H "X-API-Key: $KEY" $API/$ID`, "PORT", regexp.MustCompile(`localhost:(\d+)`).FindStringSubmatch(again)[1])))
+	key := strings.ReplaceAll(lineOf(t, again, "KEY="), "name first", "name second")
+	port := regexp.MustCompile(`localhost:(\d+)`).FindStringSubmatch(again)[1]
+	run(time.Minute, key+"\nAPI=http://api.sandbox.localhost:"+port+`/sandboxes
+ID=$(curl -sS -H "X-API-Key: $KEY" -H "Idempotency-Key: k" -d '{"templateID":"own-image","waitTimeout":30}' $API |
+  grep -o '"sandboxID":"[^"]*' | cut -d'"' -f4)
+curl -sS -X DELETE -H "X-API-Key: $KEY" $API/$ID`)
 	run(3*time.Minute, uninstall)
 	require.Contains(t, run(5*time.Minute, again), answer, "installed again")
 }

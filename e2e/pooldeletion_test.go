@@ -49,7 +49,8 @@ func TestRecordsOfADeletedPoolCanBeDeletedAtOnce(t *testing.T) {
 	e := start(t, 1)
 	var sb openapi.Sandbox
 	e.eventually(func() error {
-		a, err := e.callAPI(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"waitTimeout":10}`, e.pool), e.site.key(), "Idempotency-Key", "k-"+e.pool)
+		a, err := e.callAPI(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"waitTimeout":10}`, e.pool),
+			e.site.key(), "Idempotency-Key", "k-"+e.pool)
 		if err == nil && a.code == http.StatusCreated {
 			sb = sandboxOf(t, a)
 			return nil
@@ -59,7 +60,8 @@ func TestRecordsOfADeletedPoolCanBeDeletedAtOnce(t *testing.T) {
 	e.release(sb.SandboxID)
 	gone := func(resource, name string) {
 		t.Helper()
-		require.NoError(t, e.clients.Berth.Delete().Namespace(e.site.namespace()).Resource(resource).Name(name).Do(t.Context()).Error())
+		require.NoError(t,
+			e.clients.Berth.Delete().Namespace(e.site.namespace()).Resource(resource).Name(name).Do(t.Context()).Error())
 		e.eventually(func() error {
 			err := e.clients.Berth.Get().Namespace(e.site.namespace()).Resource(resource).Name(name).Do(t.Context()).Error()
 			if apierrors.IsNotFound(err) {

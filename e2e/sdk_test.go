@@ -133,10 +133,12 @@ type stockSDK struct {
 // newSDKs are the newest releases, and oldSDKs two that call the first generation of the API.
 var (
 	newSDKs = []stockSDK{
-		{"2.51.0", devcluster.NPM, []string{"node", "agent.cjs"}}, {"2.63.0", devcluster.PyPI, []string{"python3", "agent.py"}},
+		{"2.51.0", devcluster.NPM, []string{"node", "agent.cjs"}},
+		{"2.63.0", devcluster.PyPI, []string{"python3", "agent.py"}},
 	}
 	oldSDKs = []stockSDK{
-		{"2.20.1", devcluster.NPM, []string{"node", "agent.cjs"}}, {"2.40.0", devcluster.PyPI, []string{"python3", "agent.py"}},
+		{"2.20.1", devcluster.NPM, []string{"node", "agent.cjs"}},
+		{"2.40.0", devcluster.PyPI, []string{"python3", "agent.py"}},
 	}
 )
 

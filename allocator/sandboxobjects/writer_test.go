@@ -418,7 +418,10 @@ func TestMissingOrDeletedCRDIsRecognised(t *testing.T) {
 	definition, err := crds.Get(t.Context(), "sandboxes.berth.sh", metav1.GetOptions{})
 	require.NoError(t, err)
 	require.NoError(t, crds.Delete(t.Context(), definition.GetName(), metav1.DeleteOptions{}))
-	refused := live
+	ended := live
+	ended.Phase, ended.Revision.Counter, ended.IdempotencyKey, ended.RequestHash = core.Ended, 2, "", [32]byte{}
+	ended.Cause, ended.ReleasedAt = core.Cause{Reason: core.ReasonKilled}, ended.ClaimedAt.Add(time.Minute)
+	refused := ended // without a finalizer: one that is created all the same must not keep the CRD
 	n := 0
 	record := func(s core.Sandbox) { p.Record(core.WriteObject{Sandbox: s}) }
 	noCRD := func() bool { return p.Backlog().NoCRD }
@@ -430,9 +433,7 @@ func TestMissingOrDeletedCRDIsRecognised(t *testing.T) {
 		return noCRD()
 	}, time.Minute, 200*time.Millisecond, "it is being deleted")
 
-	live.Phase, live.Revision.Counter, live.IdempotencyKey, live.RequestHash = core.Ended, 2, "", [32]byte{}
-	live.Cause, live.ReleasedAt = core.Cause{Reason: core.ReasonKilled}, live.ClaimedAt.Add(time.Minute)
-	record(live) // the last object goes, and the CRD with it
+	record(ended) // the last object goes, and the CRD with it
 	require.Eventually(t, func() bool {
 		_, err := crds.Get(t.Context(), definition.GetName(), metav1.GetOptions{})
 		return apierrors.IsNotFound(err)
