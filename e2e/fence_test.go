@@ -13,7 +13,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -136,4 +138,54 @@ func TestOperatorEndsTheWaitForAPausedRouter(t *testing.T) {
 	out, err = e.berth("fence", "sessions")
 	require.NoError(t, err)
 	require.NotContains(t, out, silent.SessionID)
+}
+
+// The max-stale of the allocators was lowered, and the gateways still have the longer one, as during an
+// upgrade. Their acknowledgements and the Goodbye of one that ends count, so no pod waits for the 15
+// minutes after which their routes are stale.
+//
+// It takes more than 20 s because an allocator begins anew and three sandboxes are fenced.
+func TestGatewaysOfALongerMaxStaleDelayNothing(t *testing.T) {
+	var lowered atomic.Bool
+	e := startDamaging(t, owners, 2, stack.Options{Gateways: 2, AllocatorLaunchArgs: func(int) []string {
+		if lowered.Load() {
+			return []string{"--max-stale=20s"}
+		}
+		return nil
+	}})
+	client := e.client()
+	before := e.claim()
+	e.reaches(client, before)
+
+	lowered.Store(true)
+	allocator := e.stack.Allocators[0]
+	require.NoError(t, allocator.Stop(t.Context(), 10*time.Second))
+	require.NoError(t, allocator.Start(t.Context()))
+	_, err := e.stack.Leader(t.Context())
+	require.NoError(t, err)
+	released := func(s openapi.Sandbox) {
+		t.Helper()
+		e.release(s.SandboxID)
+		e.eventually(func() error {
+			_, err := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).Get(t.Context(), s.PodName, metav1.GetOptions{})
+			if !apierrors.IsNotFound(err) {
+				waitsFor, _ := e.waitsFor(s)
+				return fmt.Errorf("the pod of a released sandbox is there, or it is not known: %v; its fence waits for %+v", err, waitsFor)
+			}
+			return nil
+		})
+		e.gone(client, s)
+	}
+	s := e.claim()
+	e.reaches(client, s)
+	released(s)
+
+	require.NoError(t, e.stack.Gateways[1].Router.Stop(t.Context(), 10*time.Second))
+	released(before)
+	after := e.claim()
+	e.reaches(client, after)
+	released(after)
+	var all openapi.Fences
+	require.NoError(t, json.Unmarshal([]byte(e.api(http.MethodGet, "/v1/fences", "").body), &all))
+	require.Empty(t, all.Fences)
 }

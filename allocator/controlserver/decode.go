@@ -78,10 +78,10 @@ func checkDead(dead *controlv1.Dead, by string) error {
 		return status.Errorf(codes.InvalidArgument, "dead.router_ids: %d exceed the limit of %d", len(ids), maxDead)
 	}
 	for _, id := range ids {
-		switch {
-		case !routerID.MatchString(id):
-			return status.Errorf(codes.InvalidArgument, "dead.router_ids: %.100q: %s", id, formOfID)
-		case id == by:
+		if err := checkID("dead.router_ids", id); err != nil {
+			return err
+		}
+		if id == by {
 			return status.Errorf(codes.InvalidArgument, "dead.router_ids: %s reports itself as dead", by)
 		}
 	}

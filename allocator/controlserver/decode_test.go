@@ -41,6 +41,7 @@ func TestUnusableActivitiesAreRefused(t *testing.T) {
 	}
 }
 
+// Invariant: P12
 func TestDeathReportsAreValidatedAsAWhole(t *testing.T) {
 	const other = "router-of-another-envoy"
 	tooMany := make([]string, maxDead+1)
@@ -58,6 +59,7 @@ func TestDeathReportsAreValidatedAsAWhole(t *testing.T) {
 		"empty":    {[]string{other, ""}, "16 to 64"},
 		"strange":  {[]string{other, "router_0123456789abcdef"}, "16 to 64"},
 		"long":     {[]string{other, strings.Repeat("a", 65)}, "16 to 64"},
+		"reserved": {[]string{other, core.EarlierSession("")}, "earlier-journal- is reserved"},
 		"too many": {tooMany, "1001 exceed the limit of 1000"},
 	} {
 		t.Run(name, func(t *testing.T) {

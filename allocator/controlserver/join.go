@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -17,10 +18,20 @@ import (
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 )
 
-// routerID matches valid router IDs. formOfID says the same in words.
 var routerID = regexp.MustCompile(`^[a-z0-9-]{16,64}$`)
 
-const formOfID = "must be 16 to 64 characters of a-z, 0-9 and -"
+// checkID checks the ID of a router. A router that joined or died as the session of an earlier journal
+// would end the quarantine.
+func checkID(field, id string) error {
+	switch {
+	case !routerID.MatchString(id):
+		return status.Errorf(codes.InvalidArgument, "%s %.100q: must be 16 to 64 characters of a-z, 0-9 and -", field, id)
+	case strings.HasPrefix(id, core.EarlierPrefix):
+		return status.Errorf(codes.InvalidArgument, "%s %q: %s is reserved for routers of an earlier journal: begin the ID with something else",
+			field, id, core.EarlierPrefix)
+	}
+	return nil
+}
 
 // MaxMaxStale bounds the --max-stale of routers and allocators: a fence waits for so long for a router
 // that has vanished.
@@ -29,8 +40,8 @@ const MaxMaxStale = 24 * time.Hour
 // check returns why a router must not join. A router of another journal counts in any case: the
 // other routers of that journal may serve too.
 func (s *Server) check(leader Leader, join *controlv1.Join) error {
-	if id := join.GetRouterId(); !routerID.MatchString(id) {
-		return status.Errorf(codes.InvalidArgument, "join.router_id %q: %s", id, formOfID)
+	if err := checkID("join.router_id", join.GetRouterId()); err != nil {
+		return err
 	}
 	if theirs := join.GetMaxStaleNanos(); theirs == 0 || theirs > uint64(MaxMaxStale) {
 		return status.Errorf(codes.InvalidArgument, "join.max_stale_nanos %d: must be 1 to %d (%v): lower --max-stale of the router", theirs, MaxMaxStale, MaxMaxStale)

@@ -99,6 +99,7 @@ func TestImpossibleTermIsRefused(t *testing.T) {
 	})
 }
 
+// Invariant: P12
 func TestJoinIsValidated(t *testing.T) {
 	for name, c := range map[string]struct {
 		first *controlv1.RouterMessage
@@ -112,7 +113,9 @@ func TestJoinIsValidated(t *testing.T) {
 		"long router ID":    {join(strings.Repeat("a", 65), 0), codes.InvalidArgument, "router_id"},
 		"strange router ID": {join("router_0123456789", 0), codes.InvalidArgument, "router_id"},
 		"line feed":         {join(testRouter+"\n", 0), codes.InvalidArgument, "router_id"},
-		"newer term seen":   {join(testRouter, 8), codes.FailedPrecondition, "begun anew"},
+		"reserved router ID": {join(core.EarlierSession("j0"), 0), codes.InvalidArgument,
+			`join.router_id "earlier-journal-j0": earlier-journal- is reserved for routers of an earlier journal`},
+		"newer term seen": {join(testRouter, 8), codes.FailedPrecondition, "begun anew"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(w *world) {

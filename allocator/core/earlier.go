@@ -19,13 +19,16 @@ import (
 //
 // Sandboxes that are on record are served as always.
 
+// EarlierPrefix begins the IDs of such sessions. No router has such an ID.
+const EarlierPrefix = "earlier-journal-"
+
 // EarlierSession names the session that stands for all routers of an earlier journal, by
 // its ID, "" if that is lost.
 func EarlierSession(journal string) string {
 	if journal == "" {
 		journal = "unknown"
 	}
-	return "earlier-journal-" + journal
+	return EarlierPrefix + journal
 }
 
 // EarlierFrom is where that session is said to have joined from.

@@ -282,7 +282,8 @@ func (*RouterMessage_Probed) isRouterMessage_Message() {}
 // Join opens a session, or continues the session of the same router ID.
 type Join struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Identifies the router process: random, 16 to 64 characters of [a-z0-9-].
+	// Identifies the router process: random, 16 to 64 characters of [a-z0-9-], and not
+	// beginning with earlier-journal-.
 	RouterId string `protobuf:"bytes,1,opt,name=router_id,json=routerId,proto3" json:"router_id,omitempty"`
 	// How long the router serves routes after the sending of its last answered Ping, in
 	// nanoseconds, 1 to 24 hours. The fences of every leader wait for the router for at least
