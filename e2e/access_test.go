@@ -26,7 +26,7 @@ func (e *env) newKey(team string, role access.Role) (key string, revoke func()) 
 // storeKey stores a key of a caller.
 func (e *env) storeKey(caller access.Caller) (key string, revoke func()) {
 	e.t.Helper()
-	namespace := releaseNamespace
+	namespace := keysNamespace
 	if e.processes != nil {
 		namespace = e.site.namespace()
 	}

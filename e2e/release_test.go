@@ -34,6 +34,7 @@ const releaseReplicas = 2
 const (
 	releaseName      = "berth"
 	releaseNamespace = "berth-e2e"
+	keysNamespace    = releaseNamespace + "-keys" // as the chart names it
 	// sandboxNamespace is where pools and sandboxes are, apart from Berth's keys.
 	sandboxNamespace = "berth-e2e-sandboxes"
 	releaseDomain    = "sandbox.test" // never resolved: requests are sent to where the gateways are
@@ -163,7 +164,7 @@ func (in installation) install(ctx context.Context) (*release, error) {
 	}
 	r.apiKey = access.NewKey()
 	suite := access.Caller{Key: "suite", Team: "suite", Role: access.Admin}
-	if err := createKey(ctx, clients, releaseNamespace+"-keys", r.apiKey, suite); err != nil {
+	if err := createKey(ctx, clients, keysNamespace, r.apiKey, suite); err != nil {
 		return nil, err
 	}
 	return r, r.waitComplete(ctx)
@@ -195,7 +196,7 @@ func (in installation) uninstall() error {
 		return nil
 	}))
 	errs = append(errs, r.helm(ctx, "uninstall", releaseName, "--namespace", releaseNamespace, "--wait"))
-	for _, namespace := range []string{releaseNamespace, releaseNamespace + "-keys", sandboxNamespace} {
+	for _, namespace := range []string{releaseNamespace, keysNamespace, sandboxNamespace} {
 		errs = append(errs, clients.Kubernetes.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{}))
 	}
 	return errors.Join(errs...)
