@@ -132,7 +132,7 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (admissio
 		answer, err := d.lookup(ctx, target.ID, deadline)
 		if errors.Is(err, routecache.ErrNotFresh) || errors.Is(err, routecache.ErrDisconnected) {
 			// There is no leader, or this router has not found it yet, while a claim may have been answered.
-			if d.awaitJoined(ctx, deadline) {
+			if d.awaitJoined(ctx, held != nil, deadline) {
 				continue
 			}
 		}
@@ -162,7 +162,7 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (admissio
 			}
 		case routecache.Quiesced:
 			began := time.Now()
-			if !d.awaitVerdict(ctx, target.ID, min(verdictWait, time.Until(deadline))) {
+			if !d.awaitVerdict(ctx, target.ID, held != nil, min(verdictWait, time.Until(deadline))) {
 				return admission{}, target.refuse(apierror.SandboxQuiesced, "Berth is checking whether this sandbox is idle; try again")
 			}
 			verdictWait -= time.Since(began)
@@ -253,10 +253,18 @@ func (d *decider) admit(
 	return a, 0, nil
 }
 
+// room takes a place for a request that waits. One that is held has its place already.
+func (d *decider) room(held bool) (release func(), ok bool) {
+	if held {
+		return func() {}, true
+	}
+	return d.park()
+}
+
 // awaitJoined returns true when a lookup that has failed may be repeated, and false if that is not so before
 // deadline, or if there is no room to wait for it.
-func (d *decider) awaitJoined(ctx context.Context, deadline time.Time) bool {
-	release, ok := d.park()
+func (d *decider) awaitJoined(ctx context.Context, held bool, deadline time.Time) bool {
+	release, ok := d.room(held)
 	if !ok {
 		return false
 	}
@@ -268,8 +276,8 @@ func (d *decider) awaitJoined(ctx context.Context, deadline time.Time) bool {
 
 // awaitVerdict returns true when id may be looked up again, and false if there is no verdict
 // within limit or no room to wait for it.
-func (d *decider) awaitVerdict(ctx context.Context, id sandboxid.Key, limit time.Duration) bool {
-	release, ok := d.park()
+func (d *decider) awaitVerdict(ctx context.Context, id sandboxid.Key, held bool, limit time.Duration) bool {
+	release, ok := d.room(held)
 	if !ok {
 		return false
 	}

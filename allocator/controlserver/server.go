@@ -176,7 +176,7 @@ func (s *Server) Session(rpc rpcStream) error {
 		s.o.Log.Warn("the router's --max-stale is longer than that of the allocators: if it vanishes, fences wait for it for as long as its own",
 			zap.String("router", router), zap.Duration("maxStale", maxStale), zap.Duration("ofAllocators", s.o.MaxStale))
 	}
-	err := s.serve(rpc, leader, st, router, messages, failed)
+	err := s.serve(rpc, leader, st, router, hash, messages, failed)
 	s.o.Log.Info("router left", zap.String("router", router), zap.Error(err))
 	return err
 }
@@ -207,7 +207,8 @@ func receive(rpc rpcStream) (<-chan *controlv1.RouterMessage, <-chan error) {
 // acknowledgement. After any other end it looks for another leader, because a deposed leader loses
 // what it has not committed.
 func (s *Server) serve(
-	rpc rpcStream, leader Leader, st *stream, router string, messages <-chan *controlv1.RouterMessage, failed <-chan error,
+	rpc rpcStream, leader Leader, st *stream, router string, gateway core.Gateway, messages <-chan *controlv1.RouterMessage,
+	failed <-chan error,
 ) error {
 	// Sending may block on a slow router; the router's messages must not wait for that.
 	sending := make(chan error, 1)
@@ -216,7 +217,7 @@ func (s *Server) serve(
 	for {
 		select {
 		case m := <-messages:
-			if err := s.submit(leader, st.id, router, m); err != nil {
+			if err := s.submit(leader, st.id, router, gateway, m); err != nil {
 				return err
 			}
 			if m.GetGoodbye() != nil {
@@ -244,7 +245,7 @@ func (s *Server) serve(
 
 // submit passes a message to the leader. An error ends the stream; nothing of the message has
 // taken effect then.
-func (s *Server) submit(leader Leader, stream uint64, router string, m *controlv1.RouterMessage) error {
+func (s *Server) submit(leader Leader, stream uint64, router string, gateway core.Gateway, m *controlv1.RouterMessage) error {
 	switch m := m.GetMessage().(type) {
 	case *controlv1.RouterMessage_Join:
 		return status.Error(codes.InvalidArgument, "a second Join on one stream")
@@ -258,7 +259,7 @@ func (s *Server) submit(leader Leader, stream uint64, router string, m *controlv
 		if !leader.Valid() {
 			return errUnsure
 		}
-		leader.Submit(core.SessionGoodbye{Session: router, Stream: stream, Looked: m.Goodbye.GetLooked()})
+		leader.Submit(core.SessionGoodbye{Session: router, Stream: stream, Looked: m.Goodbye.GetLooked(), Gateway: gateway})
 	case *controlv1.RouterMessage_Report:
 		r, err := report(stream, m.Report)
 		if err != nil {
@@ -277,13 +278,13 @@ func (s *Server) submit(leader Leader, stream uint64, router string, m *controlv
 		if err := checkDead(m.Dead, router); err != nil {
 			return err
 		}
-		var gateway core.Gateway
+		var shown core.Gateway
 		if secret := m.Dead.GetGatewaySecret(); len(secret) > 0 {
-			gateway = sha256.Sum256(secret)
+			shown = sha256.Sum256(secret)
 		}
 		for _, id := range m.Dead.GetRouterIds() {
 			s.o.Log.Info("router reported dead", zap.String("router", id), zap.String("by", router))
-			leader.Submit(core.SessionDead{Session: id, By: router, Gateway: gateway})
+			leader.Submit(core.SessionDead{Session: id, By: router, Gateway: shown})
 		}
 	}
 	return nil

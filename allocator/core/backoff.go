@@ -129,7 +129,7 @@ func (p *pod) becameWarm(now time.Duration) {
 	}
 	p.warmAt = now
 	if p.askedAt != 0 {
-		p.pool.started(now - p.askedAt)
+		p.pool.started(now-p.askedAt, now)
 	}
 	if b := &p.pool.backOff; b.pause != 0 && b.warmAt == 0 {
 		b.warmAt = now

@@ -161,12 +161,14 @@ type (
 		Session string
 		Stream  uint64
 	}
-	// SessionGoodbye: the router admits no request any more. Looked: its last report shows what is
+	// SessionGoodbye: the router admits no request any more. Gateway is that of its SessionJoined, which may
+	// have been refused. Looked: its last report shows what is
 	// still open at its Envoy. Its stream is closed when the end is durable.
 	SessionGoodbye struct {
 		Session string
 		Stream  uint64
 		Looked  bool
+		Gateway Gateway
 	}
 	// SessionDead: the router By reports that the process of another router has ended. Gateway is the
 	// hash of the secret that By has shown; zero: none. Later pings of By are answered when the end is

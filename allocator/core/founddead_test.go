@@ -49,6 +49,9 @@ func TestRouterOfAnotherGatewayFindsNoneDead(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	none[SendSnapshot](s)
+	s.step(SessionGoodbye{Session: "r", Stream: 4, Gateway: otherGateway})
+	none[Write](s)
+	s.waitsForR(true)
 	s.step(SessionDead{Session: "r", By: "q", Gateway: hereGateway})
 	s.waitsForR(false)
 	s.between(s.deletedAfter(sb.Pod, never), window)
@@ -119,4 +122,21 @@ func TestNextLeaderKnowsTheGatewaysOfRouters(t *testing.T) {
 	next.waitsForR(true)
 	next.step(SessionDead{Session: "r", By: "q", Gateway: hereGateway})
 	next.waitsForR(false)
+}
+
+// Invariant: I3
+func TestNoRouterEndsTheSessionOfAnEarlierJournal(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, earlierFact())
+	s.step(SessionJoined{Session: "r", Stream: 1})
+	earlier := earlierFact().Session
+	for _, ev := range []Event{
+		SessionDead{Session: earlier, By: "r"}, SessionGoodbye{Session: earlier, Stream: 1},
+		SessionJoined{Session: earlier, Stream: 2}, SessionGoodbye{Session: earlier, Stream: 2},
+	} {
+		s.step(ev)
+		if s.core.View().Quarantine() == 0 {
+			t.Fatalf("%+v ended the quarantine", ev)
+		}
+	}
 }

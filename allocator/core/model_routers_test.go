@@ -298,7 +298,7 @@ func (w *world) stopRouter(r *router) {
 	r.tracker.Look(context.Background())
 	if r.stream != 0 {
 		last := w.toReport(r, r.tracker.FinalReportNow(), nonce, false)
-		r.out = append(r.out, last, SessionGoodbye{Session: r.id, Stream: r.stream, Looked: last.Blind == ""})
+		r.out = append(r.out, last, SessionGoodbye{Session: r.id, Stream: r.stream, Looked: last.Blind == "", Gateway: r.gateway})
 	}
 	if r.mute {
 		r.out = nil

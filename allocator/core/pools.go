@@ -32,6 +32,9 @@ const (
 // if its owner has set no bound. The first grows, see pool.surge.
 const firstSurge = 10
 
+// surgeKept is how long the bound that a pool has reached holds without a start.
+const surgeKept = time.Minute
+
 // poolTable has the pools, and those that this step has changed.
 type poolTable struct {
 	byKey     map[PoolKey]*pool
@@ -73,10 +76,12 @@ type pool struct {
 
 	// surge bounds the pods that start, if MaxSurge does not. While it holds others back, each pod adds one that
 	// takes no more than twice the fastest start, so that the bound doubles with each round of starts. On nodes that
-	// are busy pods start more slowly, and then it stays. Both begin anew when no pod is starting, and the bound when
-	// one ends early.
-	surge   int
-	fastest time.Duration // 0: none has started
+	// are busy pods start more slowly, and then it stays. Both begin anew when no pod is starting and none has become
+	// warm for surgeKept, so that a batch that was too large for its wait finds a higher bound when it is tried
+	// again, and the bound when one ends early.
+	surge      int
+	fastest    time.Duration // 0: none has started
+	surgeUntil time.Duration // boot clock
 
 	createPause time.Duration
 	retryAt     time.Duration // boot clock; 0: no retry pending
@@ -238,7 +243,7 @@ func (c *Core) settle(pool *pool) {
 		return
 	}
 	pool.aim(c.ticked)
-	if pool.starting() == 0 {
+	if pool.starting() == 0 && c.ticked >= pool.surgeUntil {
 		pool.surge, pool.fastest = c.pools.surge, 0
 	}
 	plan := warm.PlanFor(pool.spec(), pool.warmCounts())
@@ -276,8 +281,9 @@ func (pool *pool) aim(now time.Duration) {
 func (pool *pool) starting() int { return len(pool.creating) + pool.n[podPending][0][0] }
 
 // started notes that a pod that was asked for has become warm.
-func (pool *pool) started(took time.Duration) {
+func (pool *pool) started(took, now time.Duration) {
 	pool.demand.Started(took)
+	pool.surgeUntil = now + surgeKept
 	if pool.fastest == 0 || took < pool.fastest {
 		pool.fastest = took
 	}

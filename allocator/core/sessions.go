@@ -145,7 +145,7 @@ func (r *routers) disconnect(s *member.Session) {
 // goodbye ends the session of a router that leaves cleanly. Its stream is closed when the end is
 // durable.
 func (r *routers) goodbye(ev SessionGoodbye) {
-	s, here := r.members.Goodbye(ev.Session, ev.Stream, r.now.Boot)
+	s, here := r.members.Goodbye(ev.Session, ev.Gateway, ev.Stream, r.now.Boot)
 	if s == nil {
 		return
 	}

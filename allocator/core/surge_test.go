@@ -170,8 +170,33 @@ func TestPoolFillsFasterWhileNodesKeepUp(t *testing.T) {
 	if took > 24*time.Second { // 10, 20, 40, 80 and 150 of them
 		t.Errorf("300 pods that take 4 s were warm after %v", took)
 	}
+	for range 2 * int(surgeKept/time.Second) {
+		s.pass(time.Second)
+	}
+	s.step(PoolSeen{specA(301)})
 	if got := s.core.pools.byKey[poolA].surge; got != firstSurge {
-		t.Errorf("the next burst begins with %d", got)
+		t.Errorf("a later burst begins with %d", got)
+	}
+}
+
+// Its pods take longer than two rounds of starts. The pods of a try have gone when the next one comes, but for some.
+func TestRepeatedBatchGetsItsPodsAtLast(t *testing.T) {
+	for _, count := range []int{25, 50} {
+		s := newStarting(t, 0, 8*time.Second, specA(0))
+		granted := false
+		tries := 0
+		for ; tries < 10 && !granted; tries++ {
+			s.step(Claim{Token: uint64(tries + 1), Pool: poolA, Count: count, Wait: 10 * time.Second, Binding: Binding{Team: "t"}})
+			s.carryOut()
+			for range 110 { // of 100 ms
+				s.run()
+				granted = granted || len(of[BatchClaimed](s.effects)) > 0
+			}
+		}
+		t.Logf("a batch of %d is granted at try %d, with %d pods made", count, tries, s.made)
+		if !granted {
+			t.Errorf("a batch of %d is never granted", count)
+		}
 	}
 }
 

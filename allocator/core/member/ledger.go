@@ -269,10 +269,10 @@ func (l *Ledger) Pong(s *Session) (nonce uint64, ok bool) {
 	return s.nonce, true
 }
 
-// Goodbye notes that the router of a session says on a stream that it leaves. It returns the
-// session, nil if there is none, and whether that is its stream. The stream is disconnected then.
-func (l *Ledger) Goodbye(id string, stream uint64, now time.Duration) (s *Session, here bool) {
-	if s = l.Get(id); s == nil {
+// Goodbye notes that the router of a session says on a stream that it leaves. It returns the session, nil if there is
+// none or if the router is beside another gateway, and whether that is its stream. The stream is disconnected then.
+func (l *Ledger) Goodbye(id string, gateway Gateway, stream uint64, now time.Duration) (s *Session, here bool) {
+	if s = l.Get(id); s == nil || !s.isAt(gateway) {
 		return nil, false
 	}
 	s.heard(now)
@@ -284,7 +284,9 @@ func (l *Ledger) Goodbye(id string, stream uint64, now time.Duration) (s *Sessio
 
 // isAt reports whether a router that shows this gateway is beside the router of a session. Routers of
 // earlier versions show none: every router counts as beside them.
-func (s *Session) isAt(gateway Gateway) bool { return s.Gateway == Gateway{} || s.Gateway == gateway }
+func (s *Session) isAt(gateway Gateway) bool {
+	return !s.Earlier && (s.Gateway == Gateway{} || s.Gateway == gateway)
+}
 
 // Dead notes that a router has found the process of another one to have ended. It returns both
 // sessions. dead is nil if there is none, if it is the reporter itself, or if the reporter has not

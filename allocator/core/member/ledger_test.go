@@ -243,7 +243,11 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"goodbye": with(func() {
 			id, r := m.pick(every)
 			stream := rapid.SampledFrom([]uint64{0, r.stream}).Draw(m.T, "stream")
-			s, here := m.ledger.Goodbye(id, stream, m.now)
+			var gateway member.Gateway
+			if r.session != nil {
+				gateway = r.session.Gateway
+			}
+			s, here := m.ledger.Goodbye(id, gateway, stream, m.now)
 			require.Same(m, r.session, s)
 			require.Equal(m, stream != 0, here)
 			if here {
