@@ -438,8 +438,9 @@ func (s *server) testPools(t *testing.T) {
 
 // testEarlierKeys upgrades a release whose keys are in its own namespace, and then moves the keys.
 func (s *server) testEarlierKeys(t *testing.T) {
-	keysIn := func() string {
-		s.helm(t, "upgrade", release, "berth", "--values", valueFile("minimal"))
+	const own = namespace + "-keys"
+	keysIn := func(flags ...string) string {
+		s.helm(t, append([]string{"upgrade", release, "berth", "--values", valueFile("minimal")}, flags...)...)
 		d, err := s.client.AppsV1().Deployments(namespace).Get(t.Context(), "berth-allocator", metav1.GetOptions{})
 		require.NoError(t, err)
 		in := flagsOf(d.Spec.Template.Spec.Containers[0])["api-keys-namespace"]
@@ -451,11 +452,18 @@ func (s *server) testEarlierKeys(t *testing.T) {
 			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "first"}, Type: access.SecretType}, metav1.CreateOptions{})
 		require.NoError(t, err)
 	}
-	require.Equal(t, namespace+"-keys", keysIn())
+	require.Equal(t, own, keysIn())
 	create(namespace)
+	require.Equal(t, own, keysIn(), "a Secret in the release's namespace brings no key back")
+
+	// The release of an earlier version has not made the namespace.
+	_, err := s.client.CoreV1().Namespaces().Patch(t.Context(), own, types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"meta.helm.sh/release-name":null}}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
 	require.Equal(t, namespace, keysIn(), "they stay valid")
-	create(namespace + "-keys")
-	require.Equal(t, namespace+"-keys", keysIn(), "they were copied")
+	create(own)
+	require.Equal(t, namespace, keysIn(), "one key does not take the place of all")
+	require.Equal(t, own, keysIn("--set", "api.keysNamespace="+own))
 	require.Eventually(t, func() bool { return !s.may(t, user(namespace, "berth-allocator"), "list", "secrets", namespace) }, 10*time.Second, 20*time.Millisecond)
 }
 

@@ -1,23 +1,23 @@
 {{/* Names. Everything is named after the release alone: <release>-allocator and so on. */}}
 
 {{/*
-The namespace of the API keys. Keys of an earlier version stay where they are, until somebody has made one in the
-namespace of its own.
+The namespace of the API keys. It moves only when its owner says so: keys of an earlier version stay in the release's
+namespace, and once this release has made the other one, keys that somebody leaves behind do not bring it back.
 */}}
 {{- define "berth.keysNamespace" -}}
 {{- $own := printf "%s-keys" .Release.Namespace }}
-{{- $found := dict }}
+{{- $earlier := dict }}
 {{- if not .Values.api.keysNamespace }}
-{{- range $namespace := list .Release.Namespace $own }}
-{{- range (lookup "v1" "Secret" $namespace "").items }}
-{{- if eq (default "" .type) "berth.sh/api-key" }}
-{{- $_ := set $found $namespace "yes" }}
-{{- end }}
+{{- $made := dig "metadata" "annotations" dict (lookup "v1" "Namespace" "" $own) }}
+{{- $mine := and (eq (get $made "meta.helm.sh/release-name") .Release.Name) (eq (get $made "meta.helm.sh/release-namespace") .Release.Namespace) }}
+{{- range (lookup "v1" "Secret" .Release.Namespace "").items }}
+{{- if and (not $mine) (eq (default "" .type) "berth.sh/api-key") }}
+{{- $_ := set $earlier "keys" "yes" }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- if .Values.api.keysNamespace }}{{ .Values.api.keysNamespace }}
-{{- else if and (hasKey $found .Release.Namespace) (not (hasKey $found $own)) }}{{ .Release.Namespace }}
+{{- else if $earlier }}{{ .Release.Namespace }}
 {{- else }}{{ $own }}
 {{- end }}
 {{- end }}
@@ -173,7 +173,7 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- else if eq $sandboxes .Release.Namespace }}
 {{- $errors = append $errors (printf "sandboxes.namespace: %s is the release's namespace, which holds the keys of the control stream, and pods of pools could mount them: name another existing namespace (--set sandboxes.namespace=%s-sandboxes), or install the release in another one (--namespace berth-system)" $sandboxes $sandboxes) }}
 {{- end }}
-{{- if eq .Values.api.keysNamespace $sandboxes }}
+{{- if eq (include "berth.keysNamespace" . | trim) $sandboxes }}
 {{- $errors = append $errors (printf "api.keysNamespace: %s is the namespace of the sandboxes, and who creates pods there must not make keys: name another one, or none" $sandboxes) }}
 {{- end }}
 {{- if .Values.crds.install }}
