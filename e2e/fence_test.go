@@ -170,7 +170,7 @@ func TestGatewaysOfALongerMaxStaleDelayNothing(t *testing.T) {
 			_, err := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).Get(t.Context(), s.PodName, metav1.GetOptions{})
 			if !apierrors.IsNotFound(err) {
 				waitsFor, _ := e.waitsFor(s)
-				return fmt.Errorf("the pod of a released sandbox is there, or it is not known: %v; its fence waits for %+v", err, waitsFor)
+				return errors.Join(err, fmt.Errorf("its pod is not known to be gone; its fence waits for %+v", waitsFor))
 			}
 			return nil
 		})
