@@ -143,7 +143,7 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 const socketMode = 0o660
 
 // listenUnix listens at a path, with socketMode whatever the umask is. The mode is set before the socket listens: until
-// then nobody can connect.
+// then no process can connect.
 func listenUnix(ctx context.Context, path string) (*net.UnixListener, error) {
 	// bind(2) gives the file of a socket the mode of the socket itself, less the umask.
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -156,7 +156,7 @@ func listenUnix(ctx context.Context, path string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	unix := l.(*net.UnixListener)
-	// The umask may have made it narrower. Nobody else knows this path.
+	// The umask may have made it narrower. No other process knows this path.
 	if err := os.Chmod(path, socketMode); err != nil {
 		unix.SetUnlinkOnClose(true)
 		return nil, errors.Join(err, unix.Close())

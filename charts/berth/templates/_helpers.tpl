@@ -2,7 +2,7 @@
 
 {{/*
 The namespace of the API keys. It moves only when its owner says so: keys of an earlier version stay in the release's
-namespace, and once this release has made the other one, keys that somebody leaves behind do not bring it back.
+namespace, and once this release has made the other one, keys that are left in the release's namespace do not bring it back.
 */}}
 {{- define "berth.keysNamespace" -}}
 {{- $own := printf "%s-keys" .Release.Namespace }}
