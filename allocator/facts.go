@@ -46,7 +46,10 @@ func toRecord(f core.Fact) (journal.Record, error) {
 		}}
 	case f.Session != "":
 		r.Key = sessionPrefix + f.Session
-		session := &journalv1.Session{Left: f.Left, From: f.From, Earlier: f.Earlier, MaxStaleNanos: uint64(f.MaxStale)}
+		session := &journalv1.Session{Left: f.Left, From: f.From, Earlier: f.Earlier}
+		if !f.Assumed {
+			session.MaxStaleNanos = uint64(f.MaxStale)
+		}
 		if f.Gateway != (core.Gateway{}) {
 			session.GatewayHash = f.Gateway[:]
 		}
@@ -134,7 +137,7 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 		f.MaxStale, f.Longer = time.Duration(s.GetMaxStaleNanos()), m.GetFormat() >= longerFormat
 		copy(f.Gateway[:], s.GetGatewayHash())
 		if f.MaxStale == 0 && !f.Earlier { // every leader adds its own value to those of an earlier journal
-			f.MaxStale = unknownMaxStale
+			f.MaxStale, f.Assumed = unknownMaxStale, true
 		}
 		if d := s.GetDeclared(); d != nil {
 			f.Declared = &core.Declaration{By: d.GetBy(), Reason: d.GetReason(), At: moment(d.GetAt())}

@@ -103,6 +103,23 @@ func TestOnlyLongerMaxStaleAsksForTheNextFormat(t *testing.T) {
 	}
 }
 
+// A session of a version that journaled no max-stale ends like that, so that version may lead afterwards.
+func TestAssumedMaxStaleIsNeverWritten(t *testing.T) {
+	for _, f := range []core.Fact{
+		{Session: "r", MaxStale: unknownMaxStale, Assumed: true, Gateway: core.Gateway{1, 2}},
+		{Session: "r", MaxStale: unknownMaxStale, Assumed: true, Left: true},
+	} {
+		r, err := toRecord(f)
+		require.NoError(t, err)
+		var m journalv1.Record
+		require.NoError(t, proto.Unmarshal(r.Raw, &m))
+		require.Zero(t, m.GetSession().GetMaxStaleNanos())
+		back, _, err := fromRecord(r, "ns")
+		require.NoError(t, err)
+		require.Equal(t, f, back)
+	}
+}
+
 // What is not journaled is forgotten when the leader ends.
 // Invariant: I5
 func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
@@ -190,10 +207,10 @@ func storedFacts() []core.Fact {
 	return []core.Fact{
 		{Revision: running.Revision, Sandbox: &running}, {Revision: released.Revision, Sandbox: &released}, {Revision: starting.Revision, Sandbox: &starting},
 		{Revision: core.Revision{Term: 3, Counter: 43}, Retired: core.PodKey{Namespace: "ns", Name: "python-abcd", UID: "ff66a0ba-b4ac-4183-9e2c-df996dc39161"}},
-		{Revision: core.Revision{Term: 3, Counter: 44}, Session: "router-0123456789abcdef", MaxStale: unknownMaxStale},
-		{Revision: core.Revision{Term: 3, Counter: 45}, Session: "router-0123456789abcdef", Left: true, MaxStale: unknownMaxStale},
-		{Revision: core.Revision{Term: 3, Counter: 46}, Session: "router-0123456789abcdef", From: "10.244.1.9", MaxStale: unknownMaxStale},
-		{Revision: core.Revision{Term: 3, Counter: 47}, Session: "router-0123456789abcdef", From: "10.244.1.9", Left: true, MaxStale: unknownMaxStale, Declared: &core.Declaration{By: "ops", Reason: "its node burnt", At: time.UnixMicro(1_800_000_300_000_100).UTC()}},
+		{Revision: core.Revision{Term: 3, Counter: 44}, Session: "router-0123456789abcdef", MaxStale: unknownMaxStale, Assumed: true},
+		{Revision: core.Revision{Term: 3, Counter: 45}, Session: "router-0123456789abcdef", Left: true, MaxStale: unknownMaxStale, Assumed: true},
+		{Revision: core.Revision{Term: 3, Counter: 46}, Session: "router-0123456789abcdef", From: "10.244.1.9", MaxStale: unknownMaxStale, Assumed: true},
+		{Revision: core.Revision{Term: 3, Counter: 47}, Session: "router-0123456789abcdef", From: "10.244.1.9", Left: true, MaxStale: unknownMaxStale, Assumed: true, Declared: &core.Declaration{By: "ops", Reason: "its node burnt", At: time.UnixMicro(1_800_000_300_000_100).UTC()}},
 		{Revision: core.Revision{Term: 3, Counter: 48}, Retired: core.PodKey{Namespace: "ns", Name: "python-abce", UID: "1f66a0ba-b4ac-4183-9e2c-df996dc39161"}, After: "662cqtwgka40cdyys0az", At: []netip.Addr{netip.MustParseAddr("10.244.1.8"), netip.MustParseAddr("fd00::8")}},
 		{Revision: counted.Revision, Sandbox: &counted},
 	}

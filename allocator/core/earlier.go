@@ -50,7 +50,7 @@ func (c *Core) earlierLives(ev EarlierSeen) {
 			ID: EarlierSession(ev.Journal), From: EarlierFrom, Durable: true, Earlier: true, MaxStale: r.longest,
 			LastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease),
 		})
-	case !r.members.Raise(s, ev.MaxStale):
+	case !r.members.Learn(s, ev.MaxStale, Gateway{}):
 		return
 	}
 	// The session counts at once, not only when it is durable. The worst consequence is a wait
@@ -59,7 +59,7 @@ func (c *Core) earlierLives(ev EarlierSeen) {
 	fact.From, fact.Earlier = s.From, true
 	c.outbox.commit(fact, true, func(Fact, time.Duration) {
 		if !isNew {
-			r.members.Raised(s)
+			r.members.Learned(s)
 		}
 	})
 	if !isNew {

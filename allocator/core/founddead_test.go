@@ -124,6 +124,35 @@ func TestNextLeaderKnowsTheGatewaysOfRouters(t *testing.T) {
 	next.waitsForR(false)
 }
 
+// An earlier version has journaled no gateways.
+// Invariant: I3
+func TestReturningRouterHasItsGatewayJournaled(t *testing.T) {
+	s := newSimAt(t, 2, start)
+	s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), Fact{Revision: Revision{1, 7}, Session: "r", From: "10.0.0.1"})
+	s.slow = true
+	for stream := range uint64(2) { // it tries again at once
+		s.step(SessionJoined{Session: "r", Stream: 1 + stream, Gateway: hereGateway})
+		if e := one[CloseStream](s); e != (CloseStream{Stream: 1 + stream}) {
+			t.Errorf("%+v", e)
+		}
+		if stream == 0 {
+			if f := one[Write](s).Facts; len(f) != 1 || f[0].Gateway != hereGateway || f[0].From != "10.0.0.1" {
+				t.Errorf("written %+v", f)
+			}
+		}
+	}
+	s.slow = false
+	s.written()
+	s.step(SessionJoined{Session: "r", Stream: 3, Gateway: hereGateway})
+	one[SendSnapshot](s)
+	s.step(SessionLeft{Session: "r", Stream: 3})
+	s.release("x")
+	s.step(SessionDead{Session: "r", By: "q", Gateway: otherGateway})
+	s.waitsForR(true)
+	s.step(SessionDead{Session: "r", By: "q", Gateway: hereGateway})
+	s.waitsForR(false)
+}
+
 // Invariant: I3
 func TestNoRouterEndsTheSessionOfAnEarlierJournal(t *testing.T) {
 	s := newSim(t)

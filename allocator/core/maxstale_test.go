@@ -1,6 +1,7 @@
 package core
 
 import (
+	"reflect"
 	"testing"
 	"time"
 )
@@ -77,26 +78,118 @@ func TestNextLeaderWaitsForLongerMaxStale(t *testing.T) {
 	s.between(s.deletedAfter(key("a-1"), never), lease+longExpiry+window)
 }
 
-// An earlier version has not journaled what this router says now. The router receives nothing before
-// that is durable.
+// assumedFact is the session of a router that has not said its max-stale.
+func assumedFact() Fact {
+	return Fact{Revision: Revision{1, 7}, Session: "r", MaxStale: 2 * longStale, Assumed: true}
+}
+
+// The journal does not have what this router says now. The router receives nothing before that is
+// durable.
 // Invariant: I3
 func TestLongerMaxStaleIsDurableBeforeTheRouterReturns(t *testing.T) {
+	for name, fact := range map[string]Fact{
+		"than the session has":                {Revision: Revision{1, 7}, Session: "r"},
+		"than the allocators, not as assumed": assumedFact(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSimAt(t, 2, start)
+			s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), fact)
+			s.slow = true
+			for stream := range uint64(2) { // it tries again at once
+				s.step(SessionJoined{Session: "r", Stream: 1 + stream, MaxStale: longStale})
+				if e := one[CloseStream](s); e != (CloseStream{Stream: 1 + stream}) {
+					t.Errorf("%+v", e)
+				}
+				if stream == 0 {
+					if f := one[Write](s).Facts; len(f) != 1 || f[0].MaxStale != longStale || f[0].Assumed || !f[0].Longer {
+						t.Errorf("written %+v", f)
+					}
+				}
+				none[SendSnapshot](s)
+			}
+			s.slow = false
+			s.written()
+			s.joinLong(3)
+			s.step(SessionLeft{Session: "r", Stream: 3})
+			s.release("x")
+			s.between(s.deletedAfter(key("a-1"), never), lease+longExpiry+window)
+		})
+	}
+}
+
+// The version that journaled the session may lead again after its end.
+func TestAssumedMaxStaleAsksForNoNextFormat(t *testing.T) {
+	for name, end := range map[string]func(*sim){
+		"leaves":       func(s *sim) { s.step(SessionGoodbye{Session: "r"}) },
+		"expires":      func(s *sim) { s.pass(2*longExpiry + time.Minute) },
+		"is dead":      func(s *sim) { s.pass(declareAfter + lease); s.declare("r") },
+		"is recovered": func(*sim) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSimAt(t, 2, start)
+			s.slow = true
+			s.recover(nil, nil, assumedFact())
+			end(s)
+			for _, w := range of[Write](s.effects) {
+				if f := w.Facts[0]; f.MaxStale != 2*longStale || !f.Assumed || f.Longer {
+					t.Errorf("written %+v", f)
+				}
+			}
+			if n := len(of[Write](s.effects)); (n == 1) != (name != "is recovered") {
+				t.Errorf("%d writes", n)
+			}
+		})
+	}
+}
+
+// An earlier leader had the max-stale of the routers, and so wrote them in the first format. A version
+// that overlooks what is written there must not lead any more.
+// Invariant: I3, I4, P9
+func TestLoweredMaxStaleIsJournaledInTheNextFormat(t *testing.T) {
+	facts := []Fact{
+		{Session: "connected", From: "10.0.0.1", Gateway: hereGateway},
+		{Session: "ended", Left: true},
+		{Session: "banned", Left: true, Declared: &Declaration{By: "ops"}},
+		{Session: EarlierSession("j1"), From: EarlierFrom, Earlier: true},
+	}
+	for i := range facts {
+		facts[i].Revision, facts[i].MaxStale = Revision{1, uint64(i + 1)}, longStale
+	}
+	short, written := longFact(), longFact()
+	short.Session, short.MaxStale = "short", maxStale
+	written.Session, written.Longer = "written", true
 	s := newSimAt(t, 2, start)
-	s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), Fact{Revision: Revision{1, 7}, Session: "r"})
 	s.slow = true
-	for stream := range uint64(2) { // it tries again at once
-		s.step(SessionJoined{Session: "r", Stream: 1 + stream, MaxStale: longStale})
-		if e := one[CloseStream](s); e != (CloseStream{Stream: 1 + stream}) {
-			t.Errorf("%+v", e)
+	s.recover(nil, nil, append(facts, short, written)...)
+	again := one[Write](s).Facts
+	for i, want := range facts {
+		want.Revision, want.Longer = Revision{2, uint64(i + 1)}, true
+		if i >= len(again) || !reflect.DeepEqual(again[i], want) {
+			t.Errorf("written %+v, expected %+v", again, want)
 		}
-		none[SendSnapshot](s)
+	}
+	if len(again) != len(facts) {
+		t.Errorf("written %+v", again)
 	}
 	s.slow = false
 	s.written()
-	s.joinLong(3)
-	s.step(SessionLeft{Session: "r", Stream: 3})
-	s.release("x")
-	s.between(s.deletedAfter(key("a-1"), never), lease+longExpiry+window)
+	s.writeAll()
+	settled := map[string]Revision{}
+	for range 40 { // until all of it is over
+		s.pass(10 * time.Second)
+		for _, e := range of[Settle](s.effects) {
+			settled[e.Session] = e.Revision
+		}
+	}
+	for _, f := range again[1:3] {
+		if settled[f.Session] != f.Revision {
+			t.Errorf("%s is settled at %v, written at %v", f.Session, settled[f.Session], f.Revision)
+		}
+	}
+	next := newSimAt(t, 3, s.now)
+	next.slow = true
+	next.recover(nil, nil, again...)
+	none[Write](next)
 }
 
 // Invariant: P9

@@ -48,12 +48,12 @@ func (r *routers) join(ev SessionJoined) {
 		r.emit(CloseStream{Stream: ev.Stream, Banned: banned})
 		return
 	}
-	if s := r.members.Get(ev.Session); s != nil && r.members.Raise(s, ev.MaxStale) {
-		// An earlier version has not journaled its max-stale. The router gets nothing before that is
-		// durable: it tries again.
+	if s := r.members.Get(ev.Session); s != nil && r.members.Learn(s, ev.MaxStale, ev.Gateway) {
+		// An earlier version has not journaled what the router says of itself. The router gets nothing
+		// before that is durable: it tries again.
 		fact := r.factOf(s)
 		fact.From = s.From
-		r.outbox.commit(fact, true, func(Fact, time.Duration) { r.members.Raised(s) })
+		r.outbox.commit(fact, true, func(Fact, time.Duration) { r.members.Learned(s) })
 		r.emit(CloseStream{Stream: ev.Stream})
 		return
 	}
@@ -82,8 +82,13 @@ func (r *routers) join(ev SessionJoined) {
 // factOf begins a fact about a session. Each one has the max-stale of the router, because its end
 // and its declaration outlast the fact of its begin, and the gateway, because it may replace that fact.
 func (r *routers) factOf(s *member.Session) Fact {
-	return Fact{Session: s.ID, MaxStale: s.MaxStale, Longer: s.MaxStale > r.cfg.MaxStale, Gateway: s.Gateway}
+	f := Fact{Session: s.ID, MaxStale: s.MaxStale, Assumed: s.Assumed, Gateway: s.Gateway}
+	f.Longer = r.isLonger(f)
+	return f
 }
+
+// isLonger reports whether an allocator that does not know the max-stale of a session must not lead.
+func (r *routers) isLonger(f Fact) bool { return f.MaxStale > r.cfg.MaxStale && !f.Assumed }
 
 // know makes a session known whose router is not connected to this leader.
 func (r *routers) know(s member.Session) *member.Session {
@@ -93,6 +98,10 @@ func (r *routers) know(s member.Session) *member.Session {
 
 // recover restores a session of an earlier term, its end, or its declaration.
 func (r *routers) recover(f Fact) {
+	if r.isLonger(f) && !f.Longer { // the value of the allocators was lowered since
+		f.Longer = true
+		f = r.outbox.commit(f, true, func(Fact, time.Duration) {}).fact
+	}
 	switch {
 	case f.Declared != nil:
 		r.members.Ban(f.Session, member.Revision(f.Revision), 0, r.now.Boot+r.cfg.expiry(f.MaxStale))
@@ -102,7 +111,7 @@ func (r *routers) recover(f Fact) {
 		r.settleEnd(f, true)
 	default:
 		r.know(member.Session{
-			ID: f.Session, From: f.From, Durable: true, Earlier: f.Earlier, MaxStale: f.MaxStale, Gateway: f.Gateway, LastPing: r.now.Boot + r.cfg.Lease,
+			ID: f.Session, From: f.From, Durable: true, Earlier: f.Earlier, MaxStale: f.MaxStale, Assumed: f.Assumed, Gateway: f.Gateway, LastPing: r.now.Boot + r.cfg.Lease,
 		})
 	}
 }

@@ -346,8 +346,10 @@ type Fact struct {
 	// MaxStale is set for a session, its end and its declaration: that of the router. Its routes
 	// are stale after this or after the MaxStale of the leader, whichever is longer.
 	MaxStale time.Duration
-	// Longer: MaxStale is longer than that of the leader that wrote the fact. An allocator that
-	// does not know MaxStale must not lead while the journal has this fact.
+	// Assumed: the router has not said MaxStale. An earlier version has journaled the session without it.
+	Assumed bool
+	// Longer: MaxStale is longer than that of the leader that wrote the fact, and not Assumed. An
+	// allocator that does not know MaxStale must not lead while the journal has this fact.
 	Longer bool
 	// Gateway is set for a session: the hash of the secret of the gateway; zero: it has none.
 	Gateway Gateway

@@ -37,8 +37,8 @@
 //   - A ping is answered only when the session is durable and every death that its router has
 //     reported is durable or kept. The router forgets its proof of a death when it gets the pong, unless
 //     Reports says that a report of it is kept.
-//   - The last ping of a session never goes back, nor does its max-stale.
-//   - No router joins while its max-stale is longer than the journal says.
+//   - The last ping of a session never goes back, nor does the max-stale that its router has said.
+//   - No router joins while the journal does not have its max-stale, or a longer one, and its gateway.
 //   - No router joins under an ID that is banned, or under that of a session of another gateway.
 //   - Sessions are listed by ID, so the same events have the same effects.
 //
@@ -46,5 +46,5 @@
 //
 // A session that expires although its router has a pong that is newer than Session.LastPing. A
 // stream number that is used twice. A handle of a session that has ended, in other calls
-// than Recorded and DeathRecorded. Time that goes back.
+// than Recorded, Learned and DeathRecorded. Time that goes back.
 package member

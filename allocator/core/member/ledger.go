@@ -34,10 +34,12 @@ type Session struct {
 	Durable bool
 	// Earlier: it stands for all routers of an earlier journal.
 	Earlier bool
-	// MaxStale is how long the router serves its routes without an answer. It only grows.
+	// MaxStale is how long the router serves its routes without an answer. What a router has said only
+	// grows. Assumed: no router has said it.
 	MaxStale time.Duration
+	Assumed  bool
 	// Gateway is that of the router. Only routers that show its secret are believed to have found this
-	// one dead, if it is not zero.
+	// one dead, if it is not zero. It does not change then.
 	Gateway Gateway
 	// LastPing is an upper bound of when a leader last heard the router. It is later than the join
 	// if another leader may have heard the router since. HeardAt is when this leader last heard
@@ -50,7 +52,7 @@ type Session struct {
 	pinged      bool // the ping of this nonce is not answered yet
 	nonce       uint64
 	deaths      int    // that it has reported and that are not durable yet
-	raising     int    // of its MaxStale that are not durable yet
+	learning    int    // of what it says, that are not durable yet
 	reportedBy  string // that has found it dead while it was connected, at reportedAt; empty: none has
 	reportedAt  time.Duration
 	declaration *Declaration
@@ -136,20 +138,24 @@ func (l *Ledger) Add(s Session) *Session {
 	return &s
 }
 
-// Raise notes that the max-stale of a router is longer than its session says. It reports whether it
-// is: the session must then be journaled again, and Raised follows. Until then the router may not
-// join.
-func (l *Ledger) Raise(s *Session, maxStale time.Duration) bool {
-	if maxStale <= s.MaxStale {
+// Learn notes what a router that may join says of itself. It reports whether its session does not have
+// that: its max-stale is longer or was assumed, or its gateway was not known. The session must then be
+// journaled again, and Learned follows. Until then the router may not join.
+func (l *Ledger) Learn(s *Session, maxStale time.Duration, gateway Gateway) bool {
+	said := s.MaxStale
+	if s.Assumed {
+		said = 0
+	}
+	if maxStale <= said && gateway == s.Gateway {
 		return false
 	}
-	s.MaxStale = maxStale
-	s.raising++
+	s.MaxStale, s.Assumed, s.Gateway = max(said, maxStale), false, gateway
+	s.learning++
 	return true
 }
 
-// Raised notes that the longer max-stale of a session is in the journal.
-func (l *Ledger) Raised(s *Session) { s.raising-- }
+// Learned notes that what the router of a session has said is in the journal.
+func (l *Ledger) Learned(s *Session) { s.learning-- }
 
 // MayJoin reports whether a router may join under an ID. If that was declared dead, and the
 // declaration can still be withdrawn, the router lives: withdrawn are then the callers of the
@@ -160,7 +166,7 @@ func (l *Ledger) MayJoin(id string, gateway Gateway) (ok, banned bool, withdrawn
 		return false, true, nil
 	}
 	s := l.Get(id)
-	if s != nil && (s.raising > 0 || !s.isAt(gateway)) {
+	if s != nil && (s.learning > 0 || !s.isAt(gateway)) {
 		return false, false, nil
 	}
 	if s == nil || s.declaration == nil {

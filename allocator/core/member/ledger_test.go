@@ -107,7 +107,9 @@ type router struct {
 	durable, asked bool
 	lastPing       time.Duration
 	maxStale       time.Duration
-	raising        int
+	gateway        member.Gateway
+	assumed        bool // its max-stale: an earlier version has journaled the session
+	learning       int
 	reportedBy     string // found dead while it was connected
 	reportedAt     time.Duration
 	deaths         int
@@ -158,14 +160,14 @@ func (m *model) join() {
 	ok, banned, _ := m.ledger.MayJoin(id, gatewayOf(id))
 	_, mustWait := m.bans[id]
 	require.Equal(m, mustWait, banned)
-	inFlight := r != nil && (r.declaration != nil && r.declaration.handed || r.raising > 0)
+	inFlight := r != nil && (r.declaration != nil && r.declaration.handed || r.learning > 0)
 	require.Equal(m, !mustWait && !inFlight, ok)
 	if !ok {
 		return
 	}
-	maxStale := rapid.SampledFrom([]time.Duration{0, 2 * expiry}).Draw(m.T, "max-stale")
+	maxStale := rapid.SampledFrom([]time.Duration{1, 2 * expiry}).Draw(m.T, "max-stale")
 	if r == nil {
-		r = &router{maxStale: maxStale}
+		r = &router{maxStale: maxStale, gateway: gatewayOf(id)}
 		m.routers[id] = r
 	}
 	if r.declaration != nil {
@@ -173,11 +175,15 @@ func (m *model) join() {
 		r.declaration = nil
 	}
 	if r.session != nil {
-		raised := m.ledger.Raise(r.session, maxStale)
-		if require.Equal(m, maxStale > r.maxStale, raised); raised {
-			r.maxStale = maxStale
-			r.raising++
-			m.records = append(m.records, func() { r.raising--; m.ledger.Raised(r.session) })
+		learned := m.ledger.Learn(r.session, maxStale, gatewayOf(id))
+		if r.assumed {
+			r.maxStale, r.assumed = 0, false
+		}
+		if require.Equal(m, maxStale > r.maxStale || gatewayOf(id) != r.gateway, learned); learned {
+			r.maxStale, r.gateway = max(r.maxStale, maxStale), gatewayOf(id)
+			r.learning++
+			m.records = append(m.records, func() { r.learning--; m.ledger.Learned(r.session) })
+			m.expire() // what was assumed may have been longer
 			return
 		}
 	}
@@ -194,6 +200,17 @@ func (m *model) join() {
 		})
 	}
 	r.session, r.stream, r.asked, r.lastPing, r.reportedBy = s, m.stream, false, m.now, ""
+}
+
+// recover makes a session known that an earlier version has journaled.
+func (m *model) recover() {
+	id := rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(m.T, "id")
+	if _, banned := m.bans[id]; banned || m.routers[id] != nil {
+		m.Skip()
+	}
+	r := &router{maxStale: 3 * expiry, assumed: true, durable: true, lastPing: m.now}
+	r.session = m.ledger.Add(member.Session{ID: id, Durable: true, MaxStale: r.maxStale, Assumed: true, LastPing: m.now})
+	m.routers[id] = r
 }
 
 func (m *model) declare() {
@@ -222,6 +239,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 	}
 	return map[string]func(*rapid.T){
 		"join":    with(m.join),
+		"recover": with(m.recover),
 		"declare": with(m.declare),
 		"ping": with(func() {
 			_, r := m.pick(connected)
@@ -260,7 +278,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 			by, reporter := m.pick(every)
 			shown := rapid.SampledFrom([]member.Gateway{gatewayOf(id), gatewayOf(id), {}, {9}}).Draw(m.T, "gateway")
 			dead, who := m.ledger.Dead(id, by, shown, m.now)
-			if believed := gatewayOf(id) == (member.Gateway{}) || gatewayOf(id) == shown; id == by || !believed || connected(r) {
+			if believed := r.gateway == (member.Gateway{}) || r.gateway == shown; id == by || !believed || connected(r) {
 				require.Nil(m, dead)
 				if id != by && believed {
 					r.reportedBy, r.reportedAt = by, m.now
@@ -301,14 +319,18 @@ func (m *model) actions() map[string]func(*rapid.T) {
 
 func (m *model) time() {
 	m.now += time.Duration(rapid.IntRange(1, 130).Draw(m.T, "seconds")) * time.Second
+	m.expire()
+	for _, b := range m.ledger.Lift(m.now) {
+		require.Greater(m, m.now, m.bans[b.Session])
+		delete(m.bans, b.Session)
+	}
+}
+
+func (m *model) expire() {
 	for _, s := range m.ledger.Expired(m.now) {
 		r := m.routers[s.ID]
 		require.Greater(m, m.now, r.expiresAt(r.lastPing))
 		m.end(s.ID, r)
-	}
-	for _, b := range m.ledger.Lift(m.now) {
-		require.Greater(m, m.now, m.bans[b.Session])
-		delete(m.bans, b.Session)
 	}
 }
 
