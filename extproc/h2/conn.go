@@ -58,7 +58,7 @@ type conn struct {
 	streams map[uint32]*stream
 	last    uint32 // the highest stream of the peer
 	later   int    // goroutines of Later
-	output
+	out     output
 	// ready: the peer's preface was read.
 	ready bool
 	// draining: a ping is on its way whose answer makes the last stream known.
@@ -70,7 +70,7 @@ type conn struct {
 
 func newConn(s *Server, accepted net.Conn) *conn {
 	c := &conn{server: s, net: accepted, streams: map[uint32]*stream{}}
-	c.output = output{conn: accepted, window: firstWindow, firstWindow: firstWindow, maxFrame: minFrame}
+	c.out = output{conn: accepted, window: firstWindow, firstWindow: firstWindow, maxFrame: minFrame}
 	c.reader = bufio.NewReaderSize(flushing{c}, readBuffer)
 	c.framer = http2.NewFramer(nil, c.reader)
 	c.framer.SetReuseFrames()
@@ -78,10 +78,10 @@ func newConn(s *Server, accepted net.Conn) *conn {
 	c.decoder = hpack.NewDecoder(tableSize, c.block.field)
 	c.decoder.SetMaxStringLength(maxBlock)
 	// The server's preface. It is written before the first read.
-	c.settings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: maxStreams},
+	c.out.addSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: maxStreams},
 		http2.Setting{ID: http2.SettingInitialWindowSize, Val: maxMessage},
 		http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxBlock})
-	c.windowUpdate(0, connWindow-firstWindow)
+	c.out.addWindowUpdate(0, connWindow-firstWindow)
 	return c
 }
 
@@ -91,8 +91,8 @@ type flushing struct{ c *conn }
 
 func (f flushing) Read(p []byte) (int, error) {
 	f.c.mu.Lock()
-	f.c.flush()
-	broken := f.c.broken
+	f.c.out.flush()
+	broken := f.c.out.broken
 	f.c.mu.Unlock()
 	if broken {
 		return 0, errNotWritten
@@ -121,7 +121,7 @@ func (c *conn) serve() {
 	c.server.ended(c)
 	byPeer := !c.server.isForced()
 	c.mu.Lock()
-	c.broken = true
+	c.out.broken = true
 	streams := c.streams
 	c.streams = nil
 	for _, s := range streams {
@@ -152,9 +152,9 @@ func codeOf(err error) http2.ErrCode {
 // it may read answers.
 func (c *conn) quit(code http2.ErrCode) {
 	c.mu.Lock()
-	c.goAway(c.last, code)
-	c.flush()
-	c.broken = true // nothing more is written
+	c.out.addGoAway(c.last, code)
+	c.out.flush()
+	c.out.broken = true // nothing more is written
 	c.mu.Unlock()
 	if half, ok := c.net.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
 		_, _ = io.Copy(io.Discard, c.net)

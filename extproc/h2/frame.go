@@ -120,10 +120,10 @@ func (c *conn) streamOf(b *block) (s *stream, begins bool, err error) {
 	c.last = b.stream
 	switch {
 	case len(c.streams) >= maxStreams || c.later >= maxStreams:
-		c.rst(b.stream, http2.ErrCodeRefusedStream)
+		c.out.addReset(b.stream, http2.ErrCodeRefusedStream)
 		return nil, false, nil
 	case b.malformed || b.path == "":
-		c.rst(b.stream, http2.ErrCodeProtocol)
+		c.out.addReset(b.stream, http2.ErrCodeProtocol)
 		return nil, false, nil
 	}
 	s = c.newStream(b.stream)
@@ -160,7 +160,7 @@ func (c *conn) data(f *http2.DataFrame) error {
 	s := c.streams[f.StreamID]
 	idle := s == nil && f.StreamID > c.last && !c.closing
 	if c.received += size; c.received > connWindow/2 {
-		c.windowUpdate(0, uint32(c.received)) // what has arrived is dealt with
+		c.out.addWindowUpdate(0, uint32(c.received)) // what has arrived is dealt with
 		c.received = 0
 	}
 	c.mu.Unlock()
@@ -194,7 +194,7 @@ func (c *conn) moreWindow(id uint32, n int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if id == 0 {
-		if c.window += n; c.window > maxWindow {
+		if c.out.window += n; c.out.window > maxWindow {
 			return http2.ConnectionError(http2.ErrCodeFlowControl)
 		}
 		c.resume()
@@ -221,25 +221,25 @@ func (c *conn) newSettings(f *http2.SettingsFrame) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	before := c.firstWindow
+	before := c.out.firstWindow
 	err := f.ForeachSetting(func(s http2.Setting) error {
 		switch s.ID {
 		case http2.SettingInitialWindowSize:
-			c.firstWindow = int64(s.Val) // the last one of a frame counts
+			c.out.firstWindow = int64(s.Val) // the last one of a frame counts
 		case http2.SettingMaxFrameSize:
-			c.maxFrame = int(s.Val)
+			c.out.maxFrame = int(s.Val)
 		}
 		return s.Valid() // HEADER_TABLE_SIZE has no effect: no table is used for sending
 	})
 	if err != nil {
 		return err
 	}
-	c.settingsAck()
-	if c.firstWindow == before {
+	c.out.addSettingsAck()
+	if c.out.firstWindow == before {
 		return nil
 	}
 	for _, s := range c.streams {
-		if s.window += c.firstWindow - before; s.window > maxWindow {
+		if s.window += c.out.firstWindow - before; s.window > maxWindow {
 			return http2.ConnectionError(http2.ErrCodeFlowControl)
 		}
 	}
@@ -256,14 +256,14 @@ func (c *conn) drain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.ready {
-		c.broken = true
+		c.out.broken = true
 		_ = c.net.Close()
 		return
 	}
 	c.draining = true
-	c.goAway(maxWindow, http2.ErrCodeNo)
-	c.ping(false, drainPing)
-	c.flush()
+	c.out.addGoAway(maxWindow, http2.ErrCodeNo)
+	c.out.addPing(false, drainPing)
+	c.out.flush()
 }
 
 func (c *conn) pinged(f *http2.PingFrame) {
@@ -271,19 +271,19 @@ func (c *conn) pinged(f *http2.PingFrame) {
 	defer c.mu.Unlock()
 	switch {
 	case !f.IsAck():
-		c.ping(true, f.Data)
+		c.out.addPing(true, f.Data)
 	case f.Data == drainPing && c.draining && !c.closing:
 		c.closing = true
-		c.goAway(c.last, http2.ErrCodeNo)
+		c.out.addGoAway(c.last, http2.ErrCodeNo)
 		c.closeIfDone()
 	}
 }
 
 // closeIfDone closes a drained connection.
 func (c *conn) closeIfDone() {
-	if c.closing && len(c.streams) == 0 && !c.broken {
-		c.flush()
-		c.broken = true
+	if c.closing && len(c.streams) == 0 && !c.out.broken {
+		c.out.flush()
+		c.out.broken = true
 		_ = c.net.Close() // serve ends
 	}
 }

@@ -10,7 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// output is what a connection has to send. All its methods need the connection's lock.
+// output is what a connection has to send. All its methods need the connection's lock. Those named add... write
+// only when the buffer is full.
 type output struct {
 	conn   net.Conn
 	buffer []byte
@@ -37,8 +38,8 @@ func (o *output) flush() {
 	}
 }
 
-// frame appends the header of a frame.
-func (o *output) header(kind http2.FrameType, flags http2.Flags, stream uint32, length int) {
+// addFrame appends the header of a frame.
+func (o *output) addFrame(kind http2.FrameType, flags http2.Flags, stream uint32, length int) {
 	if len(o.buffer) > maxOutput {
 		o.flush()
 	}
@@ -46,51 +47,51 @@ func (o *output) header(kind http2.FrameType, flags http2.Flags, stream uint32, 
 	o.buffer = binary.BigEndian.AppendUint32(o.buffer, stream)
 }
 
-func (o *output) settings(all ...http2.Setting) {
-	o.header(http2.FrameSettings, 0, 0, 6*len(all))
+func (o *output) addSettings(all ...http2.Setting) {
+	o.addFrame(http2.FrameSettings, 0, 0, 6*len(all))
 	for _, s := range all {
 		o.buffer = binary.BigEndian.AppendUint16(o.buffer, uint16(s.ID))
 		o.buffer = binary.BigEndian.AppendUint32(o.buffer, s.Val)
 	}
 }
 
-func (o *output) settingsAck() { o.header(http2.FrameSettings, http2.FlagSettingsAck, 0, 0) }
+func (o *output) addSettingsAck() { o.addFrame(http2.FrameSettings, http2.FlagSettingsAck, 0, 0) }
 
-func (o *output) windowUpdate(stream, n uint32) {
-	o.header(http2.FrameWindowUpdate, 0, stream, 4)
+func (o *output) addWindowUpdate(stream, n uint32) {
+	o.addFrame(http2.FrameWindowUpdate, 0, stream, 4)
 	o.buffer = binary.BigEndian.AppendUint32(o.buffer, n)
 }
 
-func (o *output) rst(stream uint32, code http2.ErrCode) {
-	o.header(http2.FrameRSTStream, 0, stream, 4)
+func (o *output) addReset(stream uint32, code http2.ErrCode) {
+	o.addFrame(http2.FrameRSTStream, 0, stream, 4)
 	o.buffer = binary.BigEndian.AppendUint32(o.buffer, uint32(code))
 }
 
-func (o *output) ping(ack bool, data [8]byte) {
+func (o *output) addPing(ack bool, data [8]byte) {
 	flags := http2.Flags(0)
 	if ack {
 		flags = http2.FlagPingAck
 	}
-	o.header(http2.FramePing, flags, 0, len(data))
+	o.addFrame(http2.FramePing, flags, 0, len(data))
 	o.buffer = append(o.buffer, data[:]...)
 }
 
-func (o *output) goAway(last uint32, code http2.ErrCode) {
-	o.header(http2.FrameGoAway, 0, 0, 8)
+func (o *output) addGoAway(last uint32, code http2.ErrCode) {
+	o.addFrame(http2.FrameGoAway, 0, 0, 8)
 	o.buffer = binary.BigEndian.AppendUint32(o.buffer, last)
 	o.buffer = binary.BigEndian.AppendUint32(o.buffer, uint32(code))
 }
 
-// headers appends a header block, which fits into one frame.
-func (o *output) headers(stream uint32, flags http2.Flags, block []byte) {
+// addHeaders appends a header block, which fits into one frame.
+func (o *output) addHeaders(stream uint32, flags http2.Flags, block []byte) {
 	if !o.begun {
 		// The first block says that no table is used. So the peer may change the size of the table
 		// without an answer (RFC 7541, section 4.2).
 		o.begun = true
-		o.header(http2.FrameHeaders, flags|http2.FlagHeadersEndHeaders, stream, len(block)+1)
+		o.addFrame(http2.FrameHeaders, flags|http2.FlagHeadersEndHeaders, stream, len(block)+1)
 		o.buffer = append(o.buffer, 0x20)
 	} else {
-		o.header(http2.FrameHeaders, flags|http2.FlagHeadersEndHeaders, stream, len(block))
+		o.addFrame(http2.FrameHeaders, flags|http2.FlagHeadersEndHeaders, stream, len(block))
 	}
 	o.buffer = append(o.buffer, block...)
 }
@@ -99,31 +100,31 @@ func (o *output) headers(stream uint32, flags http2.Flags, block []byte) {
 func (c *conn) send(s *stream, message []byte) {
 	if !s.begun {
 		s.begun = true
-		c.output.headers(s.id, 0, answerHeaders)
+		c.out.addHeaders(s.id, 0, answerHeaders)
 	}
 	var prefix [prefixLength]byte
 	binary.BigEndian.PutUint32(prefix[1:], uint32(len(message)))
 	length := prefixLength + len(message)
-	if len(s.pending) == 0 && int64(length) <= min(c.window, s.window) && length <= c.maxFrame {
-		c.output.data(s, length)
-		c.buffer = append(append(c.buffer, prefix[:]...), message...)
+	if len(s.pending) == 0 && int64(length) <= min(c.out.window, s.window) && length <= c.out.maxFrame {
+		c.out.addData(s, length)
+		c.out.buffer = append(append(c.out.buffer, prefix[:]...), message...)
 		return
 	}
 	s.pending = append(append(s.pending, prefix[:]...), message...)
 	if !s.waits {
 		s.waits = true
-		if c.waiting = append(c.waiting, s); len(c.waiting) > 2*len(c.streams)+maxFree {
+		if c.out.waiting = append(c.out.waiting, s); len(c.out.waiting) > 2*len(c.streams)+maxFree {
 			c.resume() // drops those that wait no longer
 		}
 	}
 	c.push(s)
 }
 
-// data appends the header of a DATA frame and takes its length from the windows.
-func (o *output) data(s *stream, length int) {
+// addData appends the header of a DATA frame and takes its length from the windows.
+func (o *output) addData(s *stream, length int) {
 	o.window -= int64(length)
 	s.window -= int64(length)
-	o.header(http2.FrameData, 0, s.id, length)
+	o.addFrame(http2.FrameData, 0, s.id, length)
 }
 
 // endWith ends a stream with a header block, after its DATA.
@@ -132,9 +133,9 @@ func (c *conn) endWith(s *stream, block []byte) {
 		s.trailers = block
 		return
 	}
-	c.output.headers(s.id, http2.FlagHeadersEndStream, block)
+	c.out.addHeaders(s.id, http2.FlagHeadersEndStream, block)
 	if !s.halfClosed {
-		c.rst(s.id, http2.ErrCodeNo) // the peer need not end it
+		c.out.addReset(s.id, http2.ErrCodeNo) // the peer need not end it
 	}
 	c.remove(s)
 }
@@ -145,12 +146,12 @@ func (c *conn) push(s *stream) {
 		return
 	}
 	for len(s.pending) > 0 {
-		n := int(min(int64(len(s.pending)), int64(c.maxFrame), c.window, s.window))
+		n := int(min(int64(len(s.pending)), int64(c.out.maxFrame), c.out.window, s.window))
 		if n <= 0 {
 			return
 		}
-		c.output.data(s, n)
-		c.buffer = append(c.buffer, s.pending[:n]...)
+		c.out.addData(s, n)
+		c.out.buffer = append(c.out.buffer, s.pending[:n]...)
 		s.pending = s.pending[n:]
 	}
 	s.pending = nil
@@ -161,9 +162,9 @@ func (c *conn) push(s *stream) {
 
 // resume sends DATA of all streams that have waited, as far as the windows allow.
 func (c *conn) resume() {
-	left := c.waiting[:0]
-	for _, s := range c.waiting {
-		if !s.gone && c.window > 0 {
+	left := c.out.waiting[:0]
+	for _, s := range c.out.waiting {
+		if !s.gone && c.out.window > 0 {
 			c.push(s)
 		}
 		if s.gone || len(s.pending) == 0 {
@@ -172,8 +173,8 @@ func (c *conn) resume() {
 			left = append(left, s)
 		}
 	}
-	clear(c.waiting[len(left):])
-	c.waiting = left
+	clear(c.out.waiting[len(left):])
+	c.out.waiting = left
 }
 
 // Header blocks: fields of the static table, and literals that enter no table.

@@ -58,7 +58,7 @@ func (c *conn) newStream(id uint32) *stream {
 	} else {
 		s = new(stream)
 	}
-	*s = stream{id: id, window: c.firstWindow, room: maxMessage}
+	*s = stream{id: id, window: c.out.firstWindow, room: maxMessage}
 	return s
 }
 
@@ -138,7 +138,7 @@ func (c *conn) ask(s *stream, message []byte) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.later--
-		c.flush()
+		c.out.flush()
 	})
 }
 
@@ -178,7 +178,7 @@ func (c *conn) sendMore(s *stream, message []byte) error {
 		return errStreamEnded
 	}
 	c.send(s, message)
-	c.flush()
+	c.out.flush()
 	return nil
 }
 
