@@ -114,8 +114,8 @@ func asInTheChart(t *testing.T) (*gateway, inTheChart) {
 	socket := filepath.Join(t.TempDir(), "router.sock")
 	server, err := extproc.New(extproc.Options{
 		Socket: socket, Hosts: extproc.Hosts{Domain: sandboxDomain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
-		Routes:   &undecided{routes{at: map[string]routecache.Route{"abc": {Addr: at.Addr(), DefaultPort: at.Port()}}}},
-		Activity: tracker(t, at), Admissions: extproc.NewAdmissions(), TeamKeys: &extproc.TeamKeys{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Routes:    &undecided{routes{at: map[string]routecache.Route{"abc": {Addr: at.Addr(), DefaultPort: at.Port()}}}},
+		Sandboxes: sandboxes(t, at), TeamKeys: &extproc.TeamKeys{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	listener, err := server.Listen(t.Context())

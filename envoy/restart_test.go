@@ -85,8 +85,8 @@ func routerAt(t *testing.T, g *gateway) (stop func()) {
 	t.Helper()
 	server, err := extproc.New(extproc.Options{
 		Socket: g.settings.RouterSocket, Hosts: extproc.Hosts{Domain: sandboxDomain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
-		Routes:   &routes{at: map[string]routecache.Route{"abc": {Addr: g.podAddr.Addr(), DefaultPort: g.podAddr.Port()}}},
-		Activity: tracker(t, g.podAddr), Admissions: extproc.NewAdmissions(), TeamKeys: &extproc.TeamKeys{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Routes:    &routes{at: map[string]routecache.Route{"abc": {Addr: g.podAddr.Addr(), DefaultPort: g.podAddr.Port()}}},
+		Sandboxes: sandboxes(t, g.podAddr), TeamKeys: &extproc.TeamKeys{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	socket, err := server.Listen(t.Context())

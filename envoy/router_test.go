@@ -25,6 +25,7 @@ import (
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc"
+	"github.com/berth-sandbox/berth/extproc/admission"
 	"github.com/berth-sandbox/berth/extproc/wire"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/lastactive"
@@ -90,7 +91,7 @@ func (*routes) AwaitJoined(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (*routes) Holds(sandboxid.Key, routecache.Route) bool { return true }
+func (*routes) Known(sandboxid.Key) bool { return false }
 
 // recorder is the router's codec. It records the messages that the router gets.
 type recorder struct {
@@ -157,11 +158,11 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 		"abc": route("127.1.0.1"), "def": route("127.1.0.2"), "out": route("127.2.0.1"), "private": route("127.1.0.2", 1),
 	}}
 	server, err := extproc.New(extproc.Options{
-		Socket:   "unused", // the test's own server has the socket
-		Hosts:    extproc.Hosts{Domain: sandboxDomain, Gateways: []string{gatewayHost}, Paths: true},
-		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("127.1.0.0/16")},
-		Routes:   e.routes,
-		Activity: tracker(t, e.abc.addr, e.def.addr), Admissions: extproc.NewAdmissions(), TeamKeys: &e.keys, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Socket:    "unused", // the test's own server has the socket
+		Hosts:     extproc.Hosts{Domain: sandboxDomain, Gateways: []string{gatewayHost}, Paths: true},
+		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("127.1.0.0/16")},
+		Routes:    e.routes,
+		Sandboxes: sandboxes(t, e.abc.addr, e.def.addr), TeamKeys: &e.keys, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
 	e.router = &recorder{seen: http.Header{}}
@@ -208,28 +209,31 @@ func TestMessagesOfEnvoyTakeTheQuickWay(t *testing.T) {
 	}
 }
 
-// expecting takes every request for one of a sandbox that has a route.
-type expecting struct{ *lastactive.Tracker }
+// expecting takes every route for that of its sandbox.
+type expecting struct{ *admission.Sandboxes }
 
-func (t expecting) Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration) {
-	t.Expect(id.String(), to.Addr(), 0)
-	return t.Tracker.Begin(id, to, http2)
+func (e expecting) Admit(id sandboxid.Key, route routecache.Route, port uint16, http2 bool) (admission.Admission, admission.Why, time.Duration) {
+	e.Put(id.String(), route)
+	return e.Sandboxes.Admit(id, route, port, http2)
 }
 
-// tracker is one that has looked once, and has seen requests to these: their next ones
-// are not bounded.
-func tracker(t *testing.T, listed ...netip.AddrPort) extproc.Activity {
+// sandboxes have looked once, and have seen requests to these: their next ones are not bounded.
+func sandboxes(t *testing.T, listed ...netip.AddrPort) extproc.Sandboxes {
 	t.Helper()
 	hosts := map[look.Host]int{}
 	for _, at := range listed {
 		hosts[look.Host{AddrPort: at}] = 1
 	}
-	all, err := lastactive.New(lastactive.Options{
-		Now: bootclock.Now, ConnectWindow: envoy.ConnectWindow,
-		Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "this", Hosts: hosts}, nil },
+	all, err := admission.New(admission.Options{
+		Routes: routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }},
+		Uses: lastactive.Options{
+			Now: bootclock.Now, ConnectWindow: envoy.ConnectWindow,
+			Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "this", Hosts: hosts}, nil },
+		},
 	})
 	require.NoError(t, err)
-	all.Look(t.Context())
+	all.SetFreshUntil(time.Hour)
+	require.Empty(t, all.Uses().FinalReport(t.Context()).LookError) // it has looked
 	return expecting{all}
 }
 

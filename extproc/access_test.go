@@ -314,7 +314,7 @@ func TestLinkIsAnsweredWithACookieForItsPort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		secret := accessKey(t).Secret("abc")
 		link := secret.Link("abc", 8080, time.Now().Add(time.Hour), "/a?b")
-		decide := func(r request) (admission, *apierror.Error) {
+		decide := func(r request) (decision, *apierror.Error) {
 			return always(private(t, routecache.Token), nil).decider().decide(t.Context(), &r, unheld)
 		}
 		a, refusal := decide(request{authority: []byte("8080-abc." + domain), method: []byte("GET"), link: []byte(link)})
@@ -414,13 +414,12 @@ func BenchmarkDecide(b *testing.B) {
 			c.request.authority, c.request.method = []byte("8080-abc."+domain), []byte("GET")
 			b.ReportAllocs()
 			for b.Loop() {
-				h.events, h.began = h.events[:0], h.began[:0]
+				h.events, h.tried = h.events[:0], h.tried[:0]
 				a, refusal := d.decide(b.Context(), &c.request, unheld)
 				if refusal != nil {
 					b.Fatal(refusal)
 				}
-				a.use.Read()
-				d.o.Admissions.Done(a.epoch)
+				a.admission.Read()
 				_ = a.appendAnswer(nil)
 			}
 		})

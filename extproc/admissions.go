@@ -1,103 +1,23 @@
 package extproc
 
-import "sync"
+import "github.com/berth-sandbox/berth/extproc/admission"
 
-// Admissions tracks the admitting answers that Envoy may not have read yet.
-//
-// Envoy resets the ext_proc stream of a request when it has read the answer, or when it no
-// longer wants one. Until then it may still open a connection to the pod that the answer
-// names, however long ago the answer was sent, because Envoy may have been paused in
-// between. So a router must not acknowledge a release before the streams of all earlier
-// answers have ended. Only an end by Envoy counts: a stream that ends because this process
-// shuts down proves nothing.
-//
-// Admissions are counted per epoch, the time between two barriers. Memory is bounded by the
-// number of unread answers, however many releases arrive while Envoy is paused: of the
-// barriers that wait for the same answers only the newest is kept.
-//
-// All methods may be called concurrently.
-type Admissions struct {
-	mu     sync.Mutex
-	unread int
-	// first and last are the ends of the list of epochs, oldest first. The last one is the
-	// current epoch. Every other epoch has unread answers.
-	first, last *Epoch
-}
+// Admissions are the unread answers of a router in the model of package allocator/core, which lets messages arrive
+// between the steps of an admission.
+type Admissions struct{ *admission.Answers }
 
-// Epoch is the time between two barriers.
-type Epoch struct {
-	earlier, later *Epoch
-	unread         int    // answers admitted in this epoch and not read
-	drained        func() // called when this and every earlier epoch has no unread answers
-}
+// Epoch is what Admit returns and Done takes.
+type Epoch = admission.Epoch
 
 // NewAdmissions returns Admissions without an unread answer.
-func NewAdmissions() *Admissions {
-	e := &Epoch{}
-	return &Admissions{first: e, last: e}
-}
+func NewAdmissions() *Admissions { return &Admissions{admission.NewAnswers()} }
 
-// Admit counts an answer that is about to be sent, provided that holds returns true, and
-// returns the epoch to pass to Done. It counts the answer before it calls holds, so that no
-// release can come in between.
+// Admit counts an answer that is about to be sent, provided that holds returns true.
 func (a *Admissions) Admit(holds func() bool) (e *Epoch, ok bool) {
-	e = a.begin()
+	e = a.Begin()
 	if !holds() {
 		a.Done(e)
 		return nil, false
 	}
 	return e, true
-}
-
-func (a *Admissions) begin() *Epoch {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.unread++
-	a.last.unread++
-	return a.last
-}
-
-// Done records that Envoy has ended the stream: it has read the answer, or no longer wants
-// one. It may call the function of a Barrier.
-func (a *Admissions) Done(e *Epoch) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.unread--
-	if e.unread--; e.unread > 0 || e == a.last {
-		return
-	}
-	// Remove the epoch. Its barrier now waits for the epochs before it, if there are any.
-	e.later.earlier = e.earlier
-	if e.earlier != nil {
-		e.earlier.later, e.earlier.drained = e.later, e.drained
-		return
-	}
-	a.first = e.later
-	e.drained()
-}
-
-// Barrier calls drained once Envoy has read every answer that was admitted before: either at
-// once, or from the last call of Done. Calls come in the order of the barriers. If several
-// barriers are drained at the same time, only the function of the newest is called. drained
-// must not block and must not call Admissions.
-func (a *Admissions) Barrier(drained func()) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	switch {
-	case a.last.unread > 0:
-		a.last.drained = drained
-		a.last.later = &Epoch{earlier: a.last}
-		a.last = a.last.later
-	case a.last.earlier != nil: // no answer since the last barrier, which still waits
-		a.last.earlier.drained = drained
-	default:
-		drained()
-	}
-}
-
-// Unread is the number of answers that Envoy may not have read yet.
-func (a *Admissions) Unread() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.unread
 }

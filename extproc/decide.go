@@ -12,49 +12,49 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/admission"
 	"github.com/berth-sandbox/berth/internal/wait"
-	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-// Routes knows where sandboxes are. *routecache.Cache implements it.
+// Routes knows where sandboxes are. The view of *admission.Sandboxes implements it.
 type Routes interface {
 	// Find returns the route of id if it is known, without waiting. It may be stale.
 	Find(id sandboxid.Key) (route routecache.Route, ok bool)
+	// Known reports whether Lookup would return without waiting, and the answer needs no wait either.
+	Known(id sandboxid.Key) bool
 	Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answer, error)
 	// Await waits until a Lookup of id may return another status than answered.
 	Await(ctx context.Context, id sandboxid.Key, answered routecache.Status) error
 	// AwaitJoined waits until the allocator can be asked and routes may be served.
 	AwaitJoined(ctx context.Context) error
-	// Holds reports whether r is still the route of id, and may be served now.
-	Holds(id sandboxid.Key, r routecache.Route) bool
 }
 
-// Activity records how sandboxes are used. *lastactive.Tracker implements it.
-type Activity interface {
-	// Begin records that a request for id to this address is about to be admitted. The
-	// caller ends it with Read when Envoy has read the answer, or with Cancel if no answer
-	// is sent. If the sandbox has no such route, or Envoy's list of open requests would become
-	// too long for it, Begin returns nil. The route may be looked up again after wait; if wait
-	// is 0, the request must be refused.
-	Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (use *lastactive.Entry, wait time.Duration)
+// Sandboxes admits requests. *admission.Sandboxes implements it.
+type Sandboxes interface {
+	// Admit admits a request if route is still that of id. Otherwise it has done nothing, and why says what to do.
+	Admit(id sandboxid.Key, route routecache.Route, port uint16, http2 bool) (a admission.Admission, why admission.Why, pause time.Duration)
+	// Unread is the number of answers that Envoy may not have read yet.
+	Unread() int
 }
 
-// admission is a decision to let a request through, or to answer it with a redirect. The zero value is
-// neither.
-type admission struct {
-	id  sandboxid.Key
+// decision is what becomes of a request that is not refused. The zero value: that is not decided yet.
+type decision struct {
+	id sandboxid.Key
+	// dst is valid if the request is admitted.
 	dst netip.AddrPort
 	// path and host replace those of the request. Empty: they stay. asked is the host
 	// of the request, if host is set.
 	path, host, asked string
 	// tls: Envoy speaks TLS to the pod.
-	tls   bool
-	epoch *Epoch
-	use   *lastactive.Entry
+	tls       bool
+	admission admission.Admission
 	// redirect, if set, is the answer to the client. No other field is set then.
 	redirect *redirect
 }
+
+// made reports whether the request is admitted or redirected.
+func (d *decision) made() bool { return d.redirect != nil || d.dst.IsValid() }
 
 type decider struct {
 	o Options
@@ -100,30 +100,30 @@ func (d *decider) target(r *request) (Target, *apierror.Error) {
 	return target, refusal
 }
 
-// admitAtOnce admits a request whose route is known. It does not wait, and returns false if it has not
-// admitted the request: decide decides then.
-func (d *decider) admitAtOnce(r *request) (admission, bool) {
+// hit decides about a request whose route is known and which is admitted. It does not wait, and returns false for
+// every other request: decide decides then.
+func (d *decider) hit(r *request) (decision, bool) {
 	target, refusal := d.target(r)
 	if refusal != nil {
-		return admission{}, false
+		return decision{}, false
 	}
 	route, found := d.o.Routes.Find(target.ID)
 	if !found {
-		return admission{}, false
+		return decision{}, false
 	}
-	a, _, refusal := d.admit(r, target, &route)
-	return a, refusal == nil && a.use != nil
+	to, _, refusal := d.try(r, target, &route)
+	return to, refusal == nil && to.dst.IsValid()
 }
 
-// decide admits the request or returns why it is refused. Exactly one result is set. It calls
+// decide decides about the request or returns why it is refused. Exactly one result is set. It calls
 // hold at most once, before the request waits for a starting sandbox.
-func (d *decider) decide(ctx context.Context, r *request, hold holder) (admission, *apierror.Error) {
+func (d *decider) decide(ctx context.Context, r *request, hold holder) (decision, *apierror.Error) {
 	target, refusal := d.target(r)
 	if refusal != nil {
-		return admission{}, refusal
+		return decision{}, refusal
 	}
-	if d.full() {
-		return admission{}, target.refuse(apierror.RouterNotReady, "too many requests wait at this gateway; try again")
+	if d.full() && !d.o.Routes.Known(target.ID) {
+		return decision{}, target.refuse(apierror.RouterNotReady, "too many requests wait at this gateway; try again")
 	}
 	deadline := time.Now().Add(MaxWait)
 	verdictWait := maxVerdictWait // what is left of it
@@ -137,19 +137,19 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (admissio
 			}
 		}
 		if err != nil {
-			return admission{}, target.refuse(apierror.RouterNotReady,
+			return decision{}, target.refuse(apierror.RouterNotReady,
 				"the router does not know at the moment where this sandbox is; try again")
 		}
 		switch answer.Status {
 		case routecache.Gone:
-			return admission{}, target.refuse(apierror.SandboxGone, gone(answer.End))
+			return decision{}, target.refuse(apierror.SandboxGone, gone(answer.End))
 		case routecache.Unknown:
-			return admission{}, target.noSuchSandbox()
+			return decision{}, target.noSuchSandbox()
 		case routecache.Starting:
 			if held == nil {
 				release, ok := hold(answer.Hold)
 				if !ok {
-					return admission{}, target.refuse(apierror.SandboxStarting, "this sandbox is starting; try again")
+					return decision{}, target.refuse(apierror.SandboxStarting, "this sandbox is starting; try again")
 				}
 				defer release()
 				var cancel context.CancelFunc
@@ -158,23 +158,23 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (admissio
 				deadline = time.Now().Add(answer.Hold + MaxWait)
 			}
 			if d.o.Routes.Await(held, target.ID, answer.Status) != nil {
-				return admission{}, target.refuse(apierror.SandboxStarting, "this sandbox is still starting; try again")
+				return decision{}, target.refuse(apierror.SandboxStarting, "this sandbox is still starting; try again")
 			}
 		case routecache.Quiesced:
 			began := time.Now()
 			if !d.awaitVerdict(ctx, target.ID, held != nil, min(verdictWait, time.Until(deadline))) {
-				return admission{}, target.refuse(apierror.SandboxQuiesced, "Berth is checking whether this sandbox is idle; try again")
+				return decision{}, target.refuse(apierror.SandboxQuiesced, "Berth is checking whether this sandbox is idle; try again")
 			}
 			verdictWait -= time.Since(began)
 		case routecache.Routable:
-			a, retryAfter, refusal := d.admit(r, target, &answer.Route)
-			if refusal != nil || a.use != nil || a.redirect != nil {
-				return a, refusal
+			to, pause, refusal := d.try(r, target, &answer.Route)
+			if refusal != nil || to.made() {
+				return to, refusal
 			}
 			// The route was released, replaced or evicted since the lookup, or the request must wait for a
 			// port: look it up again.
-			if retryAfter > 0 && (retryAfter >= time.Until(deadline) || !wait.Sleep(ctx, retryAfter)) {
-				return admission{}, target.tooManyPorts()
+			if pause > 0 && (pause >= time.Until(deadline) || d.full() || !wait.Sleep(ctx, pause)) {
+				return decision{}, target.tooManyPorts()
 			}
 		}
 	}
@@ -203,54 +203,44 @@ func (d *decider) lookup(ctx context.Context, id sandboxid.Key, deadline time.Ti
 	return d.o.Routes.Lookup(ctx, id)
 }
 
-// admit admits a request to the sandbox at a route, or returns why it is refused. It returns neither if
-// the caller must look the route up again, after retryAfter.
-func (d *decider) admit(
-	r *request, target Target, route *routecache.Route,
-) (a admission, retryAfter time.Duration, refusal *apierror.Error) {
+// try decides about a request to the sandbox at a route, or returns why it is refused. If neither is possible, the
+// caller must look the route up again after pause.
+func (d *decider) try(r *request, target Target, route *routecache.Route) (to decision, pause time.Duration, refusal *apierror.Error) {
 	port := target.Port
 	if port == 0 {
 		port = route.DefaultPort
 	}
 	if port == 0 {
-		return a, 0, target.refuse(apierror.NoRoute, "this sandbox's default port is not known; name the port")
+		return to, 0, target.refuse(apierror.NoRoute, "this sandbox's default port is not known; name the port")
 	}
 	// Access comes first, so that a client without it learns nothing of the sandbox.
 	redirect, refusal := d.access(r, target, port, route.Terms)
 	if refusal != nil || redirect != nil {
-		return admission{redirect: redirect}, 0, refusal
+		return decision{redirect: redirect}, 0, refusal
 	}
 	if !route.Ports.Allows(port) {
 		refusal := target.refuse(apierror.PortPrivate, portPrivate(port, route.Ports))
 		refusal.Links = d.o.Hosts.links(r, target.ID, *route)
-		return a, 0, refusal
+		return to, 0, refusal
 	}
 	if !slices.ContainsFunc(d.o.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(route.Addr) }) {
-		return a, 0, target.refuse(apierror.NoRoute,
+		return to, 0, target.refuse(apierror.NoRoute,
 			"the sandbox's address is outside the configured pod address ranges; tell the operator")
 	}
-	dst := netip.AddrPortFrom(route.Addr, port)
-	// Begin comes before Holds. So a leader that stops admissions and then asks for activity
-	// learns of this request.
-	use, retryAfter := d.o.Activity.Begin(target.ID, dst, isGRPC(r.contentType))
-	if use == nil {
-		if retryAfter <= 0 {
-			refusal = target.tooManyPorts()
-		}
-		return a, retryAfter, refusal
+	admitted, why, pause := d.o.Sandboxes.Admit(target.ID, *route, port, isGRPC(r.contentType))
+	if why == admission.TooManyPorts {
+		return to, 0, target.tooManyPorts()
 	}
-	epoch, ok := d.o.Admissions.Admit(func() bool { return d.o.Routes.Holds(target.ID, *route) })
-	if !ok {
-		use.Cancel()
-		return a, 0, nil
+	if why != admission.Admitted {
+		return to, pause, nil
 	}
-	a = admission{
-		id: target.ID, dst: dst, path: target.Path, tls: overTLS(route.Terms, port), epoch: epoch, use: use,
+	to = decision{
+		id: target.ID, dst: netip.AddrPortFrom(route.Addr, port), path: target.Path, tls: overTLS(route.Terms, port), admission: admitted,
 	}
-	if a.host = maskedHost(route.Terms, port); a.host != "" {
-		a.asked = string(r.authority)
+	if to.host = maskedHost(route.Terms, port); to.host != "" {
+		to.asked = string(r.authority)
 	}
-	return a, 0, nil
+	return to, 0, nil
 }
 
 // room takes a place for a request that waits. One that is held has its place already.

@@ -17,8 +17,8 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-// Invariant: I2
-func TestUseBeginsBeforeTheRouteIsChecked(t *testing.T) {
+// What is checked last is the route, so that it is the one of the answer.
+func TestAnswerNamesTheRouteThatWasAdmitted(t *testing.T) {
 	for host, c := range map[string]struct {
 		answer routecache.Answer
 		dst    string
@@ -30,19 +30,16 @@ func TestUseBeginsBeforeTheRouteIsChecked(t *testing.T) {
 		"abc.sandbox.example.com.":      {opening(routeTo("10.1.2.3", 8080), 8080, 9001), "10.1.2.3:8080"},
 	} {
 		h := always(c.answer, nil)
-		d := h.decider()
-		h.holds = func() bool {
-			require.Equal(t, 1, d.o.Admissions.Unread(), "a release would fit between the check and the answer")
-			require.Equal(t, 1, h.unread(), "a leader that stops admissions and then asks must learn of this use")
-			return true
-		}
-		a, refusal := d.decide(t.Context(), &request{authority: []byte(host), method: []byte("GET")}, unheld)
+		a, refusal := h.decider().decide(t.Context(), &request{authority: []byte(host), method: []byte("GET")}, unheld)
 		require.Nil(t, refusal)
-		require.Equal(t, admission{id: key("abc"), dst: netip.MustParseAddrPort(c.dst), epoch: a.epoch, use: a.use}, a)
+		dst := netip.MustParseAddrPort(c.dst)
+		require.Equal(t, decision{id: key("abc"), dst: dst, admission: a.admission}, a)
+		require.Equal(t, []tried{{dst, false}}, h.tried)
+		require.Equal(t, []string{"lookup abc", "admit abc"}, h.events)
 		require.Equal(t, 1, h.unread())
-		d.o.Admissions.Done(a.epoch)
-		require.Zero(t, d.o.Admissions.Unread())
-		require.Equal(t, []string{"lookup abc", "begin abc", "holds abc"}, h.events, "what is checked last must be the route")
+		require.Equal(t, 1, h.Unread())
+		a.admission.Read()
+		require.Zero(t, h.Unread())
 	}
 }
 
@@ -108,10 +105,7 @@ func TestRefusalsNameReasonAndNoDestination(t *testing.T) {
 			require.NotEmpty(t, refusal.Message)
 			require.Equal(t, c.retry, refusal.RetryAfter > 0)
 			require.Equal(t, c.asks, slices.Contains(h.events, "lookup abc"))
-			require.NotContains(t, h.events, "begin abc", "a refused request is no activity")
-			for _, e := range h.events {
-				require.NotContains(t, e, "holds", "the decision was made on what a refused route said")
-			}
+			require.NotContains(t, h.events, "admit abc", "a refused request is no use")
 			reply := refused(refusal, program, false)
 			require.NotContains(t, reply.GetDynamicMetadata().GetFields()["berth"].GetStructValue().GetFields(), "dst")
 			require.NotContains(t, reply.GetDynamicMetadata().GetFields()["berth"].GetStructValue().GetFields(), "id")
@@ -195,9 +189,9 @@ func TestTooManyPortsOfASandboxAreRefused(t *testing.T) {
 	require.Equal(t, 429, refusal.Code)
 	require.Equal(t, 1, refusal.RetryAfter)
 	require.Equal(t, "abc", refusal.SandboxID)
-	require.Zero(t, d.o.Admissions.Unread())
-	require.Equal(t, []string{"lookup abc", "begin abc"}, h.events)
-	require.Equal(t, []begun{{netip.MustParseAddrPort("10.1.2.3:9000"), false}}, h.began)
+	require.Zero(t, d.o.Sandboxes.Unread())
+	require.Equal(t, []string{"lookup abc", "admit abc"}, h.events)
+	require.Equal(t, []tried{{netip.MustParseAddrPort("10.1.2.3:9000"), false}}, h.tried)
 }
 
 func TestReleaseDuringDecisionLeavesNoActivity(t *testing.T) {
@@ -210,7 +204,7 @@ func TestReleaseDuringDecisionLeavesNoActivity(t *testing.T) {
 	}
 	_, refusal := h.decider().decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, unheld)
 	require.Equal(t, apierror.SandboxGone, refusal.Reason)
-	require.Equal(t, []string{"lookup abc", "begin abc", "holds abc", "lookup abc"}, h.events)
+	require.Equal(t, []string{"lookup abc", "admit abc", "lookup abc"}, h.events)
 	require.Zero(t, h.unread())
 }
 
@@ -250,6 +244,6 @@ func TestQuiesceBetweenLookupAndAnswerCancelsTheUse(t *testing.T) {
 	a, refusal := d.decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, unheld)
 	require.Nil(t, refusal)
 	require.Equal(t, 1, h.unread(), "the first use was cancelled")
-	a.use.Read()
+	a.admission.Read()
 	require.Zero(t, h.unread())
 }

@@ -10,17 +10,16 @@
 //   - A request for a sandbox that is not public is admitted only with a credential of that sandbox or
 //     with an API key of its team, by the keys that TeamKeys has at that moment.
 //   - A destination lies in Options.PodCIDRs.
-//   - The activity of an admitted request is recorded before Envoy is answered.
+//   - Every request is admitted by package admission, which has the guarantees about releases, questions and use.
 //   - The number of ports of one sandbox in use at one time is bounded, so that one client
 //     cannot make Envoy's list of open requests long. See package lastactive.
 //   - No request for a quiesced sandbox is admitted. The request waits for the verdict for up
 //     to 2 s and is then refused. The router never resumes a sandbox by itself.
 //   - A request for a sandbox that the router does not know waits until a leader can be asked, for up to
 //     MaxWait, and is then refused.
-//   - A release is acknowledged only after Envoy has read every answer that was sent before
-//     it. See Admissions.
-//   - Nothing that outlives a call of process is a view into the memory of its message. An encoded
-//     answer is kept with its route, for one port, and is sent only after the admission of a request.
+//   - Nothing that outlives a call is a view into the memory of its message.
+//   - The bytes of all requests that wait are bounded. Above the bound a request that would wait is refused, and one
+//     that needs no wait is answered as ever.
 //   - A failure of the server never ends a stream with gRPC status Unavailable, because Envoy
 //     would ask again up to 30 times.
 //

@@ -52,11 +52,11 @@ func (s *Server) process(stream grpc.ServerStream) error {
 		defer c.free()
 		return status.Error(codes.InvalidArgument, c.wrongMessage())
 	}
-	answer, admitted := c.admitAtOnce()
+	answer, admitted := c.now()
 	var err error
 	if !admitted {
 		c.keep()
-		answer, admitted, err = c.decide(stream.Context(), s.holderOf(func(a wire.Answer) error { return stream.SendMsg(a) }))
+		answer, admitted, err = c.later(stream.Context(), s.holderOf(func(a wire.Answer) error { return stream.SendMsg(a) }))
 	}
 	if err == nil {
 		err = stream.SendMsg(answer)

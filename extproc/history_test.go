@@ -8,6 +8,7 @@ import (
 
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/admission"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/routecache"
@@ -22,15 +23,15 @@ type history struct {
 	holds  func() bool
 	await  func(ctx context.Context) error
 	joined func(ctx context.Context) error // nil: never
-	began  []begun
-	full   time.Time // until then Begin returns nil and wait
+	tried  []tried
+	full   time.Time // until then Envoy's list has no room, for wait
 	wait   time.Duration
 	keys   TeamKeys
-	*lastactive.Tracker
+	*admission.Sandboxes
 }
 
-// begun has the arguments of one Begin.
-type begun struct {
+// tried has the arguments of one Admit.
+type tried struct {
 	to    netip.AddrPort
 	http2 bool
 }
@@ -42,6 +43,9 @@ func unheld(time.Duration) (func(), bool) { return nil, false }
 func (h *history) Find(sandboxid.Key) (routecache.Route, bool) {
 	return routecache.Route{}, false
 }
+
+// Known knows everything.
+func (h *history) Known(sandboxid.Key) bool { return true }
 
 func (h *history) Await(ctx context.Context, id sandboxid.Key, _ routecache.Status) error {
 	h.events = append(h.events, "await "+id.String())
@@ -62,48 +66,52 @@ func (h *history) Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answ
 	return h.answer(ctx, id.String())
 }
 
-func (h *history) Holds(id sandboxid.Key, _ routecache.Route) bool {
-	h.events = append(h.events, "holds "+id.String())
-	return h.holds == nil || h.holds()
-}
-
-func (h *history) Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration) {
-	h.events = append(h.events, "begin "+id.String())
-	h.began = append(h.began, begun{to, http2})
-	if time.Now().Before(h.full) {
-		return nil, h.wait
+func (h *history) Admit(id sandboxid.Key, route routecache.Route, port uint16, http2 bool) (admission.Admission, admission.Why, time.Duration) {
+	h.events = append(h.events, "admit "+id.String())
+	h.tried = append(h.tried, tried{netip.AddrPortFrom(route.Addr, port), http2})
+	switch {
+	case time.Now().Before(h.full) && h.wait > 0:
+		return admission.Admission{}, admission.Again, h.wait
+	case time.Now().Before(h.full):
+		return admission.Admission{}, admission.TooManyPorts, 0
+	case h.holds != nil && !h.holds():
+		return admission.Admission{}, admission.Again, 0
 	}
-	return expecting{h.Tracker}.Begin(id, to, http2)
+	return expecting{h.Sandboxes}.Admit(id, route, port, http2)
 }
 
 // unread counts the uses that have begun and not ended.
 func (h *history) unread() int {
 	n := 0
-	for _, s := range h.Dump() {
+	for _, s := range h.Uses().Dump() {
 		n += s.Unread
 	}
 	return n
 }
 
-// expecting takes every request for one of a sandbox that has a route.
-type expecting struct{ *lastactive.Tracker }
+// expecting takes every route for that of its sandbox.
+type expecting struct{ *admission.Sandboxes }
 
-func (t expecting) Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration) {
-	t.Expect(id.String(), to.Addr(), 0)
-	return t.Tracker.Begin(id, to, http2)
+func (e expecting) Admit(id sandboxid.Key, route routecache.Route, port uint16, http2 bool) (admission.Admission, admission.Why, time.Duration) {
+	e.Put(id.String(), route)
+	return e.Sandboxes.Admit(id, route, port, http2)
 }
 
-// newTracker returns a tracker that does not look.
-func newTracker() *lastactive.Tracker {
+// newSandboxes returns sandboxes whose routes stay fresh, and that do not look.
+func newSandboxes() *admission.Sandboxes {
 	started := time.Now()
-	tracker, err := lastactive.New(lastactive.Options{
-		ConnectWindow: envoy.ConnectWindow, Now: func() time.Duration { return time.Hour + time.Since(started) },
-		Look: func(context.Context) (look.Look, error) { return look.Look{}, errors.New("there is no Envoy") },
+	sandboxes, err := admission.New(admission.Options{
+		Routes: routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }},
+		Uses: lastactive.Options{
+			ConnectWindow: envoy.ConnectWindow, Now: func() time.Duration { return time.Hour + time.Since(started) },
+			Look: func(context.Context) (look.Look, error) { return look.Look{}, errors.New("there is no Envoy") },
+		},
 	})
 	if err != nil {
 		panic(err)
 	}
-	return tracker
+	sandboxes.SetFreshUntil(time.Hour)
+	return sandboxes
 }
 
 func always(a routecache.Answer, err error) *history {
@@ -111,11 +119,11 @@ func always(a routecache.Answer, err error) *history {
 }
 
 func (h *history) decider() *decider {
-	h.Tracker = newTracker()
+	h.Sandboxes = newSandboxes()
 	return &decider{
 		o: Options{
 			Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")},
-			LookupTimeout: time.Second, Routes: h, Activity: h, Admissions: NewAdmissions(), TeamKeys: &h.keys,
+			LookupTimeout: time.Second, Routes: h, Sandboxes: h, TeamKeys: &h.keys,
 		},
 		full: func() bool { return false },
 		park: func() (func(), bool) { return func() {}, true }, verdictWait: func(time.Duration) {},

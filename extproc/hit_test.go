@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/admission"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/lastactive/look"
@@ -58,20 +59,21 @@ func fromEnvoy(host string) *extprocv3.ProcessingRequest {
 	return headersOf(":authority", host, ":path", "/x?y", ":method", "GET", "x-request-id", "2b0e2b5e-6a5d-4c8e-9a54-6a8b1d0f6f3e", "accept", "*/*")
 }
 
-// hitServer is a server with a real cache and tracker. Envoy lists port 9000 of podRoute.
-func hitServer(tb testing.TB, change func(o *Options)) (*Server, *routecache.Cache) {
+// hitServer is a server with real sandboxes. Envoy lists port 9000 of podRoute.
+func hitServer(tb testing.TB, change func(o *Options)) (*Server, *admission.Sandboxes) {
 	tb.Helper()
-	cache, err := routecache.New(routecache.Options{Now: bootclock.Now, Ask: func(string) bool { return false }})
-	require.NoError(tb, err)
-	cache.SetFreshUntil(1<<63 - 1)
 	hosts := map[look.Host]int{{AddrPort: netip.AddrPortFrom(podRoute.Addr, 9000)}: 1}
-	tracker, err := lastactive.New(lastactive.Options{
-		ConnectWindow: envoy.ConnectWindow, Now: bootclock.Now,
-		Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "this", Hosts: hosts}, nil },
+	sandboxes, err := admission.New(admission.Options{
+		Routes: routecache.Options{Now: bootclock.Now, Ask: func(string) bool { return false }},
+		Uses: lastactive.Options{
+			ConnectWindow: envoy.ConnectWindow, Now: bootclock.Now,
+			Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "this", Hosts: hosts}, nil },
+		},
 	})
 	require.NoError(tb, err)
-	require.NoError(tb, tracker.Look(context.Background()))
-	o := optionsWith("unused", cache, tracker)
+	sandboxes.SetFreshUntil(1<<63 - 1)
+	require.Empty(tb, sandboxes.Uses().FinalReport(context.Background()).LookError) // it has looked
+	o := optionsWith("unused", sandboxes)
 	if change != nil {
 		change(&o)
 	}
@@ -79,12 +81,7 @@ func hitServer(tb testing.TB, change func(o *Options)) (*Server, *routecache.Cac
 	require.NoError(tb, err)
 	one := &call{server: server}
 	server.calls.New = func() any { return one } // the race detector makes a pool forget at random
-	return server, cache
-}
-
-func put(server *Server, cache *routecache.Cache, id string, r routecache.Route) {
-	server.decider.o.Activity.(*lastactive.Tracker).Expect(id, r.Addr, 0)
-	cache.Put(id, r)
+	return server, sandboxes
 }
 
 func TestHitAllocatesNothing(t *testing.T) {
@@ -96,7 +93,7 @@ func TestHitAllocatesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			server, cache := hitServer(t, nil)
-			put(server, cache, id, podRoute)
+			cache.Put(id, podRoute)
 			message := encoded(t, m)
 			answer, err := server.ask(message)
 			require.NoError(t, err)
@@ -108,7 +105,7 @@ func TestHitAllocatesNothing(t *testing.T) {
 					reply.Open.Ended(true)
 				}
 			}))
-			require.Zero(t, server.decider.o.Admissions.Unread())
+			require.Zero(t, cache.Unread())
 		})
 	}
 }
@@ -117,14 +114,14 @@ func TestEachRequestCountsAsOneHit(t *testing.T) {
 	server, cache := hitServer(t, nil)
 	closed := podRoute
 	closed.Ports = routecache.NewPorts([]uint16{8080})
-	put(server, cache, "abc", podRoute)
-	put(server, cache, "def", closed)
-	put(server, cache, "ghi", podRoute)
+	cache.Put("abc", podRoute)
+	cache.Put("def", closed)
+	cache.Put("ghi", podRoute)
 	cache.Release("ghi", routecache.End{})
 	for i, host := range []string{"9000-abc", "9000-abc", "9000-def", "9000-ghi"} {
 		_, err := server.ask(encoded(t, fromEnvoy(host+"."+domain)))
 		require.NoError(t, err)
-		require.Equal(t, uint64(i+1), cache.Stats().Hits, host)
+		require.Equal(t, uint64(i+1), cache.Routes().Stats().Hits, host)
 	}
 }
 
@@ -135,7 +132,7 @@ func BenchmarkHit(b *testing.B) {
 	messages := make([][]byte, sandboxes)
 	for i := range messages {
 		id := fmt.Sprintf("%020d", i)
-		put(server, cache, id, podRoute)
+		cache.Put(id, podRoute)
 		messages[i] = encoded(b, fromEnvoy("9000-"+id+"."+domain))
 	}
 	b.ReportAllocs()
@@ -157,10 +154,10 @@ func TestHitAnswersWithPresentRouteAndPort(t *testing.T) {
 		return berth
 	}
 	at := func(host string) map[string]any { return metadata(fromEnvoy(host + "." + domain)) }
-	put(server, cache, "abc", podRoute)
+	cache.Put("abc", podRoute)
 	moved := podRoute
 	moved.Addr = netip.MustParseAddr("10.1.9.9")
-	put(server, cache, "def", moved)
+	cache.Put("def", moved)
 	for range 2 {
 		require.Equal(t, map[string]any{"dst": "10.1.2.3:9000", "id": "abc"}, at("9000-abc"))
 		require.Equal(t, map[string]any{"dst": "10.1.2.3:9001", "id": "abc"}, at("9001-abc"))
@@ -169,22 +166,22 @@ func TestHitAnswersWithPresentRouteAndPort(t *testing.T) {
 	}
 
 	// The same ID gets another route: other address, other open ports, TLS, no access any more.
-	put(server, cache, "abc", moved)
+	cache.Put("abc", moved)
 	require.Equal(t, map[string]any{"dst": "10.1.9.9:9000", "id": "abc"}, at("9000-abc"))
 	closed := moved
 	closed.Ports = routecache.NewPorts([]uint16{8080})
-	put(server, cache, "abc", closed)
+	cache.Put("abc", closed)
 	require.Equal(t, map[string]any{"reply": "port_private"}, at("9000-abc"))
 	secure := moved
 	secure.Terms = &routecache.Terms{HTTPSPorts: routecache.NewPorts([]uint16{9000})}
-	put(server, cache, "abc", secure)
+	cache.Put("abc", secure)
 	for range 2 {
 		require.Equal(t, map[string]any{"dst": "10.1.9.9:9000", "id": "abc", "tls": "yes"}, at("9000-abc"))
 		require.Equal(t, map[string]any{"dst": "10.1.9.9:9001", "id": "abc"}, at("9001-abc"))
 	}
 	private := moved
 	private.Terms = &routecache.Terms{Access: routecache.Token, Secret: accessKey(t).Secret("abc")}
-	put(server, cache, "abc", private)
+	cache.Put("abc", private)
 	withToken := headersOf(":authority", "9000-abc."+domain, ":method", "GET", "e2b-traffic-access-token", accessKey(t).Token("abc"))
 	for range 2 {
 		require.Equal(t, map[string]any{"dst": "10.1.9.9:9000", "id": "abc"}, metadata(withToken))
@@ -192,7 +189,8 @@ func TestHitAnswersWithPresentRouteAndPort(t *testing.T) {
 	}
 
 	cache.Quiesce("def")
-	require.False(t, cache.Holds(key("def"), moved))
+	_, found := cache.Routes().Find(key("def"))
+	require.False(t, found)
 	cache.Resume("def")
 	require.Equal(t, map[string]any{"dst": "10.1.9.9:9000", "id": "def"}, at("9000-def"))
 	cache.Release("def", routecache.End{})
@@ -207,8 +205,8 @@ func TestAnswerHasNothingOfAnotherRequest(t *testing.T) {
 	server, cache := hitServer(t, func(o *Options) { o.Hosts.Paths = true })
 	masked := podRoute
 	masked.Terms = &routecache.Terms{MaskHost: "localhost:${PORT}"}
-	put(server, cache, "abc", podRoute)
-	put(server, cache, "def", masked)
+	cache.Put("abc", podRoute)
+	cache.Put("def", masked)
 	set := func(m *extprocv3.ProcessingRequest) map[string]string {
 		t.Helper()
 		answer, err := server.ask(encoded(t, m))
@@ -238,7 +236,7 @@ func TestNoAdmissionFollowsAnAcknowledgedRelease(t *testing.T) {
 	const rounds, clients = 30, 4
 	for round := range rounds {
 		id := fmt.Sprintf("s%d", round)
-		put(server, cache, id, podRoute)
+		cache.Put(id, podRoute)
 		acknowledged := make(chan struct{})
 		results := make(chan error, clients)
 		asked := make(chan struct{}, clients)
@@ -271,7 +269,7 @@ func TestNoAdmissionFollowsAnAcknowledgedRelease(t *testing.T) {
 		}
 		<-asked
 		cache.Release(id, routecache.End{})
-		server.decider.o.Admissions.Barrier(func() { close(acknowledged) })
+		cache.Barrier(func() { close(acknowledged) })
 		for range clients {
 			require.NoError(t, <-results)
 		}
@@ -282,7 +280,7 @@ func TestNoAdmissionFollowsAnAcknowledgedRelease(t *testing.T) {
 // Invariant: I1
 func TestWaitingRequestKeepsItsOwnHeaders(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	server := serve(t, o)
 	conn := dial(t, socket)
 	cache.Resolve("slow", routecache.Answer{Status: routecache.Starting, Hold: 20 * time.Second})

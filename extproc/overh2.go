@@ -38,7 +38,7 @@ func (h asker) Now(message []byte) (h2.Reply, h2.Later) {
 		defer c.free()
 		return h2.Reply{Status: codes.InvalidArgument, Text: c.wrongMessage()}, nil
 	}
-	if answer, ok := c.admitAtOnce(); ok {
+	if answer, ok := c.now(); ok {
 		return h2.Reply{Message: answer, Open: c}, nil
 	}
 	c.keep() // here, so that no message waits for a goroutine
@@ -47,7 +47,7 @@ func (h asker) Now(message []byte) (h2.Reply, h2.Later) {
 
 // later answers what Now did not.
 func (h asker) later(ctx context.Context, c *call, send func([]byte) error) h2.Reply {
-	answer, admitted, err := c.decide(ctx, h.server.holderOf(func(a wire.Answer) error { return send(a) }))
+	answer, admitted, err := c.later(ctx, h.server.holderOf(func(a wire.Answer) error { return send(a) }))
 	switch {
 	case admitted:
 		return h2.Reply{Message: answer, Open: c}

@@ -17,7 +17,7 @@ import (
 
 // appendAnswer appends the answer that tells Envoy where the request goes. It changes nothing in the
 // request but the path, where that named the sandbox, and the host, where the claim masks it.
-func (a *admission) appendAnswer(b wire.Answer) wire.Answer {
+func (a *decision) appendAnswer(b wire.Answer) wire.Answer {
 	var dst [maxDestination]byte
 	var id [sandboxid.MaxKeyLen]byte
 	fields := [3]wire.Field{

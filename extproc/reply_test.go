@@ -13,7 +13,7 @@ import (
 )
 
 // admitted is the answer that lets a request through.
-func admitted(tb testing.TB, a *admission) *extprocv3.ProcessingResponse {
+func admitted(tb testing.TB, a *decision) *extprocv3.ProcessingResponse {
 	tb.Helper()
 	return decoded(tb, a.appendAnswer(nil))
 }
@@ -155,8 +155,8 @@ func TestClientKinds(t *testing.T) {
 
 func TestOnlyAPathThatNamedTheSandboxIsChanged(t *testing.T) {
 	dst := netip.MustParseAddrPort("10.1.2.3:80")
-	require.Empty(t, admitted(t, &admission{id: key("abc"), dst: dst}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders())
-	set := admitted(t, &admission{id: key("abc"), dst: dst, path: "/x?y"}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders()
+	require.Empty(t, admitted(t, &decision{id: key("abc"), dst: dst}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders())
+	set := admitted(t, &decision{id: key("abc"), dst: dst, path: "/x?y"}).GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders()
 	require.Len(t, set, 1)
 	require.Equal(t, ":path", set[0].GetHeader().GetKey())
 	require.Equal(t, "/x?y", string(set[0].GetHeader().GetRawValue()))

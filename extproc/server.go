@@ -43,9 +43,7 @@ type Options struct {
 	// MaxWait. Default 2 s.
 	LookupTimeout time.Duration
 	Routes        Routes
-	Activity      Activity
-	// Admissions counts every admitting answer until Envoy has read it.
-	Admissions *Admissions
+	Sandboxes     Sandboxes
 	// TeamKeys open sandboxes whose access is that of a team.
 	TeamKeys *TeamKeys
 	// GRPCGo has grpc-go serve the socket, instead of package h2. Both answer the same. Optional.
@@ -86,7 +84,7 @@ const maxSocketPath = 107
 
 // New checks the options and returns a Server that does not listen yet.
 func New(o Options) (*Server, error) {
-	err := options.Require(o, "Socket", "PodCIDRs", "Routes", "Activity", "Admissions", "TeamKeys", "Metrics", "Log")
+	err := options.Require(o, "Socket", "PodCIDRs", "Routes", "Sandboxes", "TeamKeys", "Metrics", "Log")
 	if hostsErr := o.Hosts.Check(); hostsErr != nil {
 		err = errors.Join(err, fmt.Errorf("extproc.Options.Hosts: %w", hostsErr))
 	}
@@ -101,7 +99,7 @@ func New(o Options) (*Server, error) {
 	s.decider.park = s.park
 	s.decider.full = func() bool { return s.waiting.Load() > maxWaiting }
 	s.decider.verdictWait = func(waited time.Duration) { s.metrics.quiesced.Observe(waited.Seconds()) }
-	if s.metrics, err = newMetrics(o.Metrics, o.Admissions.Unread, s.held.Load); err != nil {
+	if s.metrics, err = newMetrics(o.Metrics, o.Sandboxes.Unread, s.held.Load); err != nil {
 		return nil, fmt.Errorf("extproc: register metrics: %w", err)
 	}
 	if o.GRPCGo {
@@ -245,12 +243,12 @@ const maxKeptAnswer = 1 << 10
 
 // call is the memory of one call of ext_proc. It is used again for another one.
 type call struct {
-	server    *Server
-	message   wire.Request
-	request   request // views into message, until keep
-	kept      int     // bytes of waiting that are this call's
-	admission admission
-	answer    wire.Answer // of the admission
+	server   *Server
+	message  wire.Request
+	request  request // views into message, until keep
+	kept     int     // bytes of waiting that are this call's
+	decision decision
+	answer   wire.Answer // that admits the request
 }
 
 func (s *Server) newCall() *call { return s.calls.Get().(*call) }
@@ -259,7 +257,7 @@ func (s *Server) newCall() *call { return s.calls.Get().(*call) }
 func (c *call) free() {
 	c.message.Reset()
 	c.server.waiting.Add(-int64(c.kept))
-	c.request, c.admission, c.kept = request{}, admission{}, 0
+	c.request, c.decision, c.kept = request{}, decision{}, 0
 	if cap(c.answer) > maxKeptAnswer {
 		c.answer = nil
 	}
@@ -269,8 +267,7 @@ func (c *call) free() {
 // Ended ends the call of an admitted request. Only an end by Envoy shows that it has read the answer.
 func (c *call) Ended(byEnvoy bool) {
 	if byEnvoy {
-		c.admission.use.Read()
-		c.server.decider.o.Admissions.Done(c.admission.epoch)
+		c.decision.admission.Read()
 	}
 	c.free()
 }
@@ -294,24 +291,23 @@ func (c *call) keep() {
 	c.message = wire.Request{}
 }
 
-// admitAtOnce admits the request if that needs no wait, and returns the answer. See admit.
-func (c *call) admitAtOnce() (answer wire.Answer, ok bool) {
+// now returns the answer that admits the request, if that needs no wait. See admitted.
+func (c *call) now() (answer wire.Answer, ok bool) {
 	if c.message.Other != "" {
 		return nil, false
 	}
 	c.request = readHeaders(c.message.Headers)
-	a, ok := c.server.decider.admitAtOnce(&c.request)
-	if !ok {
+	if c.decision, ok = c.server.decider.hit(&c.request); !ok {
 		return nil, false
 	}
-	return c.admit(a), true
+	return c.admitted(), true
 }
 
-// decide decides about the request that keep has kept, which may wait until ctx ends. It returns the answer, and whether the
-// request is admitted. See admit.
-func (c *call) decide(ctx context.Context, hold holder) (answer wire.Answer, admitted bool, err error) {
+// later answers the request that keep has kept, which may wait until ctx ends. It also returns whether the request is
+// admitted. See admitted.
+func (c *call) later(ctx context.Context, hold holder) (answer wire.Answer, admitted bool, err error) {
 	s, r := c.server, &c.request
-	admission, refusal := s.decider.decide(ctx, r, hold)
+	to, refusal := s.decider.decide(ctx, r, hold)
 	if refusal != nil {
 		refusal.RequestID = string(r.requestID)
 		s.metrics.requests.WithLabelValues(string(refusal.Reason)).Inc()
@@ -319,20 +315,20 @@ func (c *call) decide(ctx context.Context, hold holder) (answer wire.Answer, adm
 		answer, err = wire.Encode(refused(refusal, r.client(), s.decider.o.E2BStatuses))
 		return answer, false, err
 	}
-	if admission.redirect != nil {
+	if to.redirect != nil {
 		s.metrics.requests.WithLabelValues(linkReason).Inc()
-		answer, err = wire.Encode(redirected(admission.redirect))
+		answer, err = wire.Encode(redirected(to.redirect))
 		return answer, false, err
 	}
-	return c.admit(admission), true, nil
+	c.decision = to
+	return c.admitted(), true, nil
 }
 
-// admit counts an admission and returns its answer, which is valid until the call ends. Envoy may read it
+// admitted counts the admitted request and returns its answer, which is valid until the call ends. Envoy may read it
 // until the stream ends, and Ended must be called then.
-func (c *call) admit(a admission) wire.Answer {
-	c.admission = a
+func (c *call) admitted() wire.Answer {
 	c.server.metrics.admitted.Inc()
-	c.answer = c.admission.appendAnswer(c.answer[:0])
+	c.answer = c.decision.appendAnswer(c.answer[:0])
 	return c.answer
 }
 

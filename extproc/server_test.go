@@ -29,30 +29,24 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/admission"
 	"github.com/berth-sandbox/berth/extproc/wire"
-	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
 // soon bounds how long a test waits for an expected event.
 const soon = 10 * time.Second
 
-// newOptions returns the options of a router with an empty cache.
-func newOptions(t *testing.T, socket string) (Options, *routecache.Cache, *lastactive.Tracker) {
-	cache, err := routecache.New(routecache.Options{
-		Now: func() time.Duration { return 0 },
-		Ask: func(string) bool { return false },
-	})
-	require.NoError(t, err)
-	cache.SetFreshUntil(time.Hour)
-	tracker := newTracker()
-	return optionsWith(socket, cache, expecting{tracker}), cache, tracker
+// newOptions returns the options of a router that knows no sandbox.
+func newOptions(socket string) (Options, *admission.Sandboxes) {
+	sandboxes := newSandboxes()
+	return optionsWith(socket, sandboxes), sandboxes
 }
 
-func optionsWith(socket string, cache *routecache.Cache, activity Activity) Options {
+func optionsWith(socket string, sandboxes *admission.Sandboxes) Options {
 	return Options{
 		Socket: socket, Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
-		GRPCGo: grpcGo, Routes: cache, Activity: activity, Admissions: NewAdmissions(), TeamKeys: &TeamKeys{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
+		GRPCGo: grpcGo, Routes: sandboxes.Routes(), Sandboxes: sandboxes, TeamKeys: &TeamKeys{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	}
 }
 
@@ -143,7 +137,7 @@ func ask(t *testing.T, conn *grpc.ClientConn, message *extprocv3.ProcessingReque
 
 func TestAdmittedReplyNamesOnlyPodAndSandbox(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, tracker := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	metrics := o.Metrics.(*prometheus.Registry)
 	server := serve(t, o)
 	cache.Put("abc", podRoute)
@@ -160,7 +154,7 @@ func TestAdmittedReplyNamesOnlyPodAndSandbox(t *testing.T) {
 		require.Nil(t, response.GetRequestHeaders().GetResponse(), "the request was changed")
 		require.Equal(t, map[string]any{"berth": map[string]any{"dst": "10.1.2.3:9000", "id": "abc"}}, response.GetDynamicMetadata().AsMap())
 	}
-	require.Equal(t, 1, tracker.Len())
+	require.Equal(t, 1, cache.Uses().Len())
 	require.NoError(t, testutil.GatherAndCompare(metrics, strings.NewReader(`
 # HELP berth_router_requests_total Requests Envoy asked about, by outcome: admitted, link (the redirection of a link), or the reason of the refusal.
 # TYPE berth_router_requests_total counter
@@ -171,7 +165,7 @@ berth_router_requests_total{outcome="admitted"} 2
 
 func TestRefusalAnswersInPlaceOfSandbox(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, tracker := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	server := serve(t, o)
 	cache.Release("gone", routecache.End{})
 	cache.Release("idle", routecache.End{Reason: "Idle", AtUnix: 1700000000})
@@ -201,14 +195,14 @@ func TestRefusalAnswersInPlaceOfSandbox(t *testing.T) {
 		}
 		require.Equal(t, map[string]any{"berth": map[string]any{"reply": c.word}}, response.GetDynamicMetadata().AsMap(), "a refusal must name no destination")
 	}
-	require.Zero(t, tracker.Len())
+	require.Zero(t, cache.Uses().Len())
 	server.stop(soon)
 }
 
 // A client must not be able to fill the log. The metric counts all refusals.
 func TestRefusalLogIsRateLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, _, _ := newOptions(t, "unused")
+		o, _ := newOptions("unused")
 		core, observed := observer.New(zap.InfoLevel)
 		o.Log = zap.New(core)
 		server, err := New(o)
@@ -232,7 +226,7 @@ func TestRefusalLogIsRateLimited(t *testing.T) {
 
 func TestWrongMessageIsNotRetriedByEnvoy(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	server := serve(t, o)
 	cache.Put("abc", podRoute)
 	conn := dial(t, socket)
@@ -260,7 +254,7 @@ func TestWrongMessageIsNotRetriedByEnvoy(t *testing.T) {
 
 // held is a cache in which a lookup waits until the test releases it.
 type held struct {
-	*routecache.Cache
+	admission.Routes
 	began chan struct{}
 	let   chan struct{}
 }
@@ -275,14 +269,14 @@ func (h held) Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answer, 
 	case <-h.let:
 	case <-ctx.Done():
 	}
-	return h.Cache.Lookup(ctx, id)
+	return h.Routes.Lookup(ctx, id)
 }
 
 func TestStopAnswersRequestsInProgress(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	cache.Put("abc", podRoute)
-	h := held{cache, make(chan struct{}), make(chan struct{})}
+	h := held{cache.Routes(), make(chan struct{}), make(chan struct{})}
 	o.Routes, o.LookupTimeout = h, soon
 	server := serve(t, o)
 	ctx, cancel := context.WithCancel(within(t))
@@ -310,7 +304,7 @@ func TestStopAnswersRequestsInProgress(t *testing.T) {
 // Invariant: I2, I3
 func TestOnlyEnvoyEndingAStreamProvesReading(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	server := serve(t, o)
 	cache.Put("abc", podRoute)
 	conn := dial(t, socket)
@@ -329,13 +323,13 @@ func TestOnlyEnvoyEndingAStreamProvesReading(t *testing.T) {
 	_, err := ask(t, conn, get("no sandbox")) // the server has read what came before
 	require.NoError(t, err)
 	for range 1000 {
-		require.Equal(t, 2, o.Admissions.Unread())
+		require.Equal(t, 2, o.Sandboxes.Unread())
 		runtime.Gosched()
 	}
 	passed := make(chan struct{})
-	o.Admissions.Barrier(func() { close(passed) })
+	cache.Barrier(func() { close(passed) })
 	first()
-	require.Eventually(t, func() bool { return o.Admissions.Unread() == 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return o.Sandboxes.Unread() == 1 }, soon, time.Millisecond)
 	select {
 	case <-passed:
 		t.Fatal("the second answer was not read")
@@ -343,18 +337,18 @@ func TestOnlyEnvoyEndingAStreamProvesReading(t *testing.T) {
 	}
 	_, err = ask(t, conn, get("no sandbox")) // refused, so no stream stays open
 	require.NoError(t, err)
-	require.Equal(t, 1, o.Admissions.Unread())
+	require.Equal(t, 1, o.Sandboxes.Unread())
 	second()
 	<-passed
 
 	defer admitted()()
 	server.stop(10 * time.Millisecond)
-	require.Equal(t, 1, o.Admissions.Unread(), "our own end was taken for Envoy's")
+	require.Equal(t, 1, o.Sandboxes.Unread(), "our own end was taken for Envoy's")
 }
 
 func TestHeldRequestContinuesWhenSandboxRuns(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	server := serve(t, o)
 	conn := dial(t, socket)
 	cache.Resolve("abc", routecache.Answer{Status: routecache.Starting, Hold: 20 * time.Second})
@@ -393,7 +387,7 @@ func TestHeldRequestContinuesWhenSandboxRuns(t *testing.T) {
 // Envoy repeats a question that got no answer, and its successor answers it.
 func TestForcedStopRefusesNoHeldRequest(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	server := serve(t, o)
 	cache.Resolve("abc", routecache.Answer{Status: routecache.Starting, Hold: 20 * time.Second})
 	var streams []extprocv3.ExternalProcessor_ProcessClient
@@ -414,8 +408,8 @@ func TestForcedStopRefusesNoHeldRequest(t *testing.T) {
 
 func TestStopCutsOffSlowRequests(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := newOptions(t, socket)
-	h := held{cache, make(chan struct{}), make(chan struct{})}
+	o, cache := newOptions(socket)
+	h := held{cache.Routes(), make(chan struct{}), make(chan struct{})}
 	o.Routes, o.LookupTimeout = h, 2*soon
 	server := serve(t, o)
 	stream, err := extprocv3.NewExternalProcessorClient(dial(t, socket)).Process(within(t))
@@ -429,10 +423,10 @@ func TestStopCutsOffSlowRequests(t *testing.T) {
 
 func TestMissingOptionsAreNamed(t *testing.T) {
 	_, err := New(Options{Hosts: Hosts{Domain: "Upper.example"}})
-	for _, name := range []string{"Socket", "domain", "PodCIDRs", "Routes", "Activity", "Metrics", "Log"} {
+	for _, name := range []string{"Socket", "domain", "PodCIDRs", "Routes", "Sandboxes", "Metrics", "Log"} {
 		require.ErrorContains(t, err, name)
 	}
-	o, _, _ := newOptions(t, "s")
+	o, _ := newOptions("s")
 	_, err = New(o)
 	require.NoError(t, err)
 	_, err = New(o) // the same registry
@@ -441,7 +435,7 @@ func TestMissingOptionsAreNamed(t *testing.T) {
 
 func TestUseIsReadWhenEnvoyEndsTheStream(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, tracker := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	cache.Put("abc", podRoute)
 	server := serve(t, o)
 	ctx, cancel := context.WithCancel(within(t))
@@ -451,7 +445,7 @@ func TestUseIsReadWhenEnvoyEndsTheStream(t *testing.T) {
 	require.NoError(t, stream.Send(get("8080-abc."+domain)))
 	_, err = stream.Recv()
 	require.NoError(t, err)
-	unread := func() int { return tracker.Dump()[0].Unread }
+	unread := func() int { return cache.Uses().Dump()[0].Unread }
 	require.Equal(t, 1, unread(), "Envoy may be stopped before it reads")
 	cancel()
 	require.Eventually(t, func() bool { return unread() == 0 }, soon, time.Millisecond)
@@ -460,7 +454,7 @@ func TestUseIsReadWhenEnvoyEndsTheStream(t *testing.T) {
 
 func TestHeldRequestContinuesAfterResumeAndIsMeasured(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	cache.Put("abc", podRoute)
 	cache.Quiesce("abc")
 	server := serve(t, o)
@@ -485,7 +479,7 @@ func TestHeldRequestContinuesAfterResumeAndIsMeasured(t *testing.T) {
 // While no allocator leads, no verdict arrives.
 func TestQuiescedSandboxIsRefusedAfterTheWait(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	cache.Put("abc", podRoute)
 	cache.Quiesce("abc")
 	cache.Disconnected()

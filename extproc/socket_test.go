@@ -18,7 +18,7 @@ import (
 )
 
 func TestServeAfterStopReturnsNil(t *testing.T) {
-	o, _, _ := newOptions(t, filepath.Join(t.TempDir(), "s"))
+	o, _ := newOptions(filepath.Join(t.TempDir(), "s"))
 	server, err := New(o)
 	require.NoError(t, err)
 	l, err := server.Listen(t.Context())
@@ -29,7 +29,7 @@ func TestServeAfterStopReturnsNil(t *testing.T) {
 
 func TestHealthIsNotServingAfterStop(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, _, _ := newOptions(t, socket)
+	o, _ := newOptions(socket)
 	server := serve(t, o)
 	r, err := healthv1.NewHealthClient(dial(t, socket)).Check(within(t), &healthv1.HealthCheckRequest{})
 	require.NoError(t, err)
@@ -45,14 +45,14 @@ func TestHealthIsNotServingAfterStop(t *testing.T) {
 func TestSuccessorTakesTheSocketAndKeepsIt(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "s")
-	old, oldCache, _ := newOptions(t, socket)
+	old, oldCache := newOptions(socket)
 	oldCache.Put("abc", routeTo("10.1.0.1", 80).Route)
 	first := serve(t, old)
 	before := dial(t, socket)
 	_, err := ask(t, before, get("80-abc."+domain))
 	require.NoError(t, err)
 
-	next, nextCache, _ := newOptions(t, socket)
+	next, nextCache := newOptions(socket)
 	nextCache.Put("abc", routeTo("10.1.0.2", 80).Route)
 	second := serve(t, next)
 	destination := func(conn *grpc.ClientConn) string {
@@ -74,7 +74,7 @@ func TestSuccessorTakesTheSocketAndKeepsIt(t *testing.T) {
 // In containers a successor often has the same process ID, and so the same temporary name.
 func TestStopKeepsSuccessorsTemporarySocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, _, _ := newOptions(t, socket)
+	o, _ := newOptions(socket)
 	server := serve(t, o)
 	require.NoError(t, os.WriteFile(temporaryName(socket), nil, 0o600))
 	server.stop(soon)
@@ -84,7 +84,7 @@ func TestStopKeepsSuccessorsTemporarySocket(t *testing.T) {
 
 func TestListenReplacesLeftoverOfACrash(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	server, err := New(o)
 	require.NoError(t, err)
 	cache.Put("abc", podRoute)
@@ -106,7 +106,7 @@ func TestListenReplacesLeftoverOfACrash(t *testing.T) {
 
 func TestStoppingServerReplacesNoSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	cache.Put("abc", podRoute)
 	successor := serve(t, o)
 	o.Metrics = prometheus.NewRegistry()
@@ -132,7 +132,7 @@ func TestFailedListenNamesErrorAndLeavesNoFile(t *testing.T) {
 		"a folder":       {filepath.Join(dir, "taken"), "file exists"},
 		"too long":       {filepath.Join(dir, strings.Repeat("x", 107)), "shorter"},
 	} {
-		o, _, _ := newOptions(t, c.socket)
+		o, _ := newOptions(c.socket)
 		server, err := New(o)
 		require.NoError(t, err)
 		_, err = server.Listen(t.Context())
@@ -146,7 +146,7 @@ func TestFailedListenNamesErrorAndLeavesNoFile(t *testing.T) {
 // Without them, and when its admin socket refuses connections, Envoy has ended.
 func TestEnvoyConnectionsAreCounted(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, _, _ := newOptions(t, socket)
+	o, _ := newOptions(socket)
 	server := serve(t, o)
 	require.Zero(t, server.Connections())
 	conns := []*grpc.ClientConn{dial(t, socket), dial(t, socket)}
@@ -166,7 +166,7 @@ func TestEnvoyConnectionsAreCounted(t *testing.T) {
 func TestSocketModeIsTheSameWhateverTheUmask(t *testing.T) {
 	for _, mask := range []int{0, 0o022, 0o077, 0o777} {
 		socket := filepath.Join(t.TempDir(), "s")
-		o, _, _ := newOptions(t, socket)
+		o, _ := newOptions(socket)
 		server, err := New(o)
 		require.NoError(t, err)
 		before := syscall.Umask(mask)
@@ -182,7 +182,7 @@ func TestSocketModeIsTheSameWhateverTheUmask(t *testing.T) {
 
 func TestConnectionsAboveTheBoundAreClosed(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	o, cache, _ := newOptions(t, socket)
+	o, cache := newOptions(socket)
 	cache.Put("abc", podRoute)
 	server := serve(t, o)
 	before := dial(t, socket)

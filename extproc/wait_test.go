@@ -33,13 +33,13 @@ func TestRequestWaitsForRoomInEnvoysList(t *testing.T) {
 				h.wait, h.full = 200*time.Millisecond, time.Now().Add(c.lasts)
 				a, refusal := d.decide(t.Context(), &request{authority: []byte("9000-abc." + domain), method: []byte("POST"), contentType: []byte("application/grpc")}, unheld)
 				require.Less(t, time.Since(began), envoy.MessageTimeout)
-				require.True(t, h.began[0].http2)
+				require.True(t, h.tried[0].http2)
 				if c.reason != "" {
 					require.Equal(t, c.reason, refusal.Reason)
 					return
 				}
 				require.Nil(t, refusal)
-				a.use.Read()
+				a.admission.Read()
 				require.Zero(t, h.unread())
 			})
 		})
@@ -162,7 +162,7 @@ func TestRequestIsHeldUntilTheRouterHasJoined(t *testing.T) {
 				} else {
 					require.Nil(t, refusal)
 					require.Equal(t, key("abc"), a.id)
-					a.use.Read()
+					a.admission.Read()
 				}
 				time.Sleep(time.Second)
 			})

@@ -43,8 +43,8 @@
 //
 // # What breaks them
 //
-//   - A caller that checks the flag before it calls Begin.
-//   - A caller that serves a route before Expect, or after Forget.
+//   - A caller that checks the flag before it calls Begin, or that serves a route before Expect or after Forget. In the
+//     router only package extproc/admission calls these.
 //   - A Begin without a Read or Cancel. Its sandbox stays in use.
 //   - An idle timeout shorter than Options.ConnectWindow. A look may not yet show a request
 //     that Envoy is about to open.

@@ -184,6 +184,15 @@ func (c *Cache) lookupOrAsk(ctx context.Context, id sandboxid.Key) (Answer, erro
 	}
 }
 
+// Known reports whether a Lookup of id would be answered now, without asking the allocator, with what does not change
+// by waiting: the answer is Routable, Gone or Unknown. It is not counted in Stats.
+func (c *Cache) Known(id sandboxid.Key) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a, known, _ := c.lookup(id)
+	return known && a.Status != Starting && a.Status != Quiesced
+}
+
 // Holds reports whether a Lookup of id would be answered with r now, without asking the
 // allocator.
 func (c *Cache) Holds(id sandboxid.Key, r Route) bool {
@@ -281,15 +290,17 @@ func (c *Cache) Fresh() bool {
 // Put stores a route that the allocator pushed.
 func (c *Cache) Put(id string, r Route) { c.Resolve(id, Answer{Status: Routable, Route: r}) }
 
-// Resolve stores the answer to the question about id.
-func (c *Cache) Resolve(id string, a Answer) {
+// Resolve stores the answer to the question about id, and reports whether the sandbox is gone. That may be so
+// whatever the answer is.
+func (c *Cache) Resolve(id string, a Answer) (gone bool) {
 	key, ok := sandboxid.KeyOf(id)
 	if !ok {
-		return // no request can name it
+		return false // no request can name it
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.set(key, a)
+	return c.tombstones.Contains(key)
 }
 
 // Release forgets the route of id for good.

@@ -29,7 +29,8 @@
 //
 // # How
 //
-// A caller that may not wait and may not allocate uses Find and then Holds. Others use Lookup.
+// A caller that may not wait and may not allocate uses Find and then Holds. Others use Lookup. Known says
+// whether Lookup would wait.
 //
 // What ends a route: Release, a Resolve that has no route, a Replace without the ID, or
 // eviction. What hides a route and keeps it: the end of freshness, Expire, and Quiesce. The
@@ -41,7 +42,8 @@
 // to a question, Quiesce and Resume. The cache therefore never compares versions.
 //
 // What breaks the guarantees: calling these methods out of the order of the stream,
-// or for a stream that another one has replaced.
+// or for a stream that another one has replaced. In the router only package extproc/admission
+// calls them.
 //
 // The package does no I/O, starts no goroutine and receives its clock. All methods
 // may be called concurrently.

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/berth-sandbox/berth/lastactive"
+	"github.com/berth-sandbox/berth/extproc/admission"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
@@ -25,11 +25,12 @@ func newLookHistogram() prometheus.Histogram {
 	})
 }
 
-func registerCacheMetrics(reg prometheus.Registerer, cache *routecache.Cache, tracker *lastactive.Tracker) error {
+func registerSandboxMetrics(reg prometheus.Registerer, sandboxes *admission.Sandboxes) error {
+	routes, uses := sandboxes.Routes(), sandboxes.Uses()
 	var errs []error
 	counter := func(name, help string, value func(routecache.Stats) uint64) {
 		errs = append(errs, reg.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},
-			func() float64 { return float64(value(cache.Stats())) })))
+			func() float64 { return float64(value(routes.Stats())) })))
 	}
 	gauge := func(name, help string, value func() float64) {
 		errs = append(errs, reg.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)))
@@ -42,22 +43,22 @@ func registerCacheMetrics(reg prometheus.Registerer, cache *routecache.Cache, tr
 		func(s routecache.Stats) uint64 { return s.Questions })
 	counter("berth_routecache_evictions_total", "Routes evicted because the cache was full.",
 		func(s routecache.Stats) uint64 { return s.Evictions })
-	gauge("berth_routecache_routes", "Routes held.", func() float64 { return float64(cache.Stats().Routes) })
+	gauge("berth_routecache_routes", "Routes held.", func() float64 { return float64(routes.Stats().Routes) })
 	gauge("berth_routecache_quiesced", "Sandboxes whose requests are held while the allocator asks whether they are idle.",
-		func() float64 { return float64(cache.Stats().Quiesced) })
+		func() float64 { return float64(routes.Stats().Quiesced) })
 	gauge("berth_routecache_fresh", "1 while routes may be served.", func() float64 {
-		if cache.Fresh() {
+		if routes.Fresh() {
 			return 1
 		}
 		return 0
 	})
 	gauge("berth_lastactive_sandboxes", "Sandboxes whose last activity is remembered.",
-		func() float64 { return float64(tracker.Len()) })
+		func() float64 { return float64(uses.Len()) })
 	gauge("berth_router_look_error",
 		"1 while the newest look at the requests that Envoy holds open has failed, so that no sandbox is released for "+
 			"being idle. The page /admin/last-active of the router says why.",
 		func() float64 {
-			if tracker.LookError() != "" {
+			if uses.LookError() != "" {
 				return 1
 			}
 			return 0

@@ -5,8 +5,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/internal/bootclock"
-	"github.com/berth-sandbox/berth/routecache"
 	"github.com/berth-sandbox/berth/tools/docs"
 )
 
@@ -16,12 +14,8 @@ func TestFlagReferenceIsTheGoldenFile(t *testing.T) {
 
 func TestMetricReferenceIsTheGoldenFile(t *testing.T) {
 	var registered docs.Metrics
-	cache, err := routecache.New(routecache.Options{
-		Size: 1, NegativeTTL: 1, Now: bootclock.Now, Ask: func(string) bool { return false },
-	})
-	require.NoError(t, err)
 	r := router{flags: flags{EnvoyAdmin: "envoy-admin.sock"}}
-	require.NoError(t, r.wireTracker(&registered))
-	require.NoError(t, registerCacheMetrics(&registered, cache, r.tracker))
+	require.NoError(t, r.wireSandboxes(&registered))
+	require.NoError(t, registerSandboxMetrics(&registered, r.sandboxes))
 	docs.Section(t, "docs/reference/metrics.md", "router", registered.Table(t))
 }

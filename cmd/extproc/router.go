@@ -21,6 +21,7 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc"
 	"github.com/berth-sandbox/berth/extproc/admin"
+	"github.com/berth-sandbox/berth/extproc/admission"
 	"github.com/berth-sandbox/berth/extproc/busy"
 	"github.com/berth-sandbox/berth/extproc/controlclient"
 	"github.com/berth-sandbox/berth/extproc/lockfile"
@@ -46,15 +47,13 @@ type router struct {
 	podCIDRs []netip.Prefix
 	log      *zap.Logger
 
-	stopTLS    func() // nil: no TLS
-	lock       *lockfile.File
-	cache      *routecache.Cache
-	tracker    *lastactive.Tracker
-	admissions *extproc.Admissions
-	teamKeys   extproc.TeamKeys
-	client     *controlclient.Client
-	server     *extproc.Server
-	pages      *admin.Pages
+	stopTLS   func() // nil: no TLS
+	lock      *lockfile.File
+	sandboxes *admission.Sandboxes
+	teamKeys  extproc.TeamKeys
+	client    *controlclient.Client
+	server    *extproc.Server
+	pages     *admin.Pages
 	// adminHTTP and healthHTTP are bound to their addresses. healthHTTP may be nil.
 	adminHTTP, healthHTTP *cli.HTTPServer
 }
@@ -63,27 +62,19 @@ type router struct {
 // must be called even after an error.
 func (r *router) wire(ctx context.Context) error {
 	metrics := newRegistry()
-	var err error
-	r.cache, err = routecache.New(routecache.Options{
-		Size: r.flags.CacheSize, Now: bootclock.Now,
-		Ask: func(id string) bool { return r.client.Ask(id) },
-	})
-	if err != nil {
-		return err
-	}
-	r.admissions = extproc.NewAdmissions()
-	if err := r.wireTracker(metrics); err != nil {
+	if err := r.wireSandboxes(metrics); err != nil {
 		return err
 	}
 	if err := r.wireClient(); err != nil {
 		return err
 	}
-	if err := registerCacheMetrics(metrics, r.cache, r.tracker); err != nil {
+	if err := registerSandboxMetrics(metrics, r.sandboxes); err != nil {
 		return err
 	}
+	var err error
 	r.server, err = extproc.New(extproc.Options{
 		Socket: r.flags.Socket, GRPCGo: r.flags.GRPCGo, Hosts: r.flags.hosts(), PodCIDRs: r.podCIDRs, E2BStatuses: r.flags.E2BStatuses,
-		Routes: r.cache, Activity: r.tracker, Admissions: r.admissions, TeamKeys: &r.teamKeys, Metrics: metrics, Log: r.log.Named("request"),
+		Routes: r.sandboxes.Routes(), Sandboxes: r.sandboxes, TeamKeys: &r.teamKeys, Metrics: metrics, Log: r.log.Named("request"),
 	})
 	if err != nil {
 		return err
@@ -91,7 +82,7 @@ func (r *router) wire(ctx context.Context) error {
 	return r.wireHTTP(ctx, metrics)
 }
 
-func (r *router) wireTracker(metrics prometheus.Registerer) error {
+func (r *router) wireSandboxes(metrics prometheus.Registerer) error {
 	reader, err := look.New(r.flags.EnvoyAdmin, func() int { return r.server.Connections() })
 	if err != nil {
 		return err
@@ -100,15 +91,21 @@ func (r *router) wireTracker(metrics prometheus.Registerer) error {
 	if err := metrics.Register(seconds); err != nil {
 		return err
 	}
-	r.tracker, err = lastactive.New(lastactive.Options{
-		ConnectWindow: envoy.ConnectWindow, Now: bootclock.Now,
-		Look: func(ctx context.Context) (look.Look, error) {
-			began := time.Now()
-			l, err := reader.Look(ctx)
-			if err == nil {
-				seconds.Observe(time.Since(began).Seconds())
-			}
-			return l, err
+	r.sandboxes, err = admission.New(admission.Options{
+		Routes: routecache.Options{
+			Size: r.flags.CacheSize, Now: bootclock.Now,
+			Ask: func(id string) bool { return r.client.Ask(id) },
+		},
+		Uses: lastactive.Options{
+			ConnectWindow: envoy.ConnectWindow, Now: bootclock.Now,
+			Look: func(ctx context.Context) (look.Look, error) {
+				began := time.Now()
+				l, err := reader.Look(ctx)
+				if err == nil {
+					seconds.Observe(time.Since(began).Seconds())
+				}
+				return l, err
+			},
 		},
 	})
 	return err
@@ -126,7 +123,7 @@ func (r *router) wireClient() error {
 	}
 	r.client, err = controlclient.New(controlclient.Options{
 		Allocators: r.flags.Allocator, RouterID: r.lock.ID(), MaxStale: r.flags.MaxStale,
-		Cache: r.cache, Activity: r.tracker, Admissions: r.admissions, Keys: &r.teamKeys, DeadRouters: r.lock, GatewaySecret: r.lock.Secret(),
+		Sandboxes: r.sandboxes, Uses: r.sandboxes.Uses(), Keys: &r.teamKeys, DeadRouters: r.lock, GatewaySecret: r.lock.Secret(),
 		Probe: r.probe, Now: bootclock.Now, Log: r.log.Named("control"),
 		Dial: []grpc.DialOption{
 			grpc.WithTransportCredentials(security),
@@ -159,12 +156,12 @@ func (r *router) wireHTTP(ctx context.Context, metrics prometheus.Gatherer) erro
 	var err error
 	r.pages, err = admin.New(admin.Options{
 		AnyHost: !cli.Loopback(r.flags.AdminListen),
-		Cache:   r.cache, Tracker: r.tracker, Metrics: metrics, Now: time.Now,
+		Cache:   r.sandboxes.Routes(), Tracker: r.sandboxes.Uses(), Metrics: metrics, Now: time.Now,
 		Ready: func() error {
 			switch {
 			case ctx.Err() != nil:
 				return errors.New("stopping")
-			case !r.cache.Fresh():
+			case !r.sandboxes.Fresh():
 				return errors.New("routes are not fresh: the allocator has not answered for too long, or not yet")
 			}
 			return nil
@@ -185,7 +182,7 @@ func (r *router) wireHTTP(ctx context.Context, metrics prometheus.Gatherer) erro
 // close releases what wire has made and serve does not stop.
 func (r *router) close() {
 	if r.lock != nil {
-		_ = r.lock.Close(r.admissions.Unread() == 0)
+		_ = r.lock.Close(r.sandboxes.Unread() == 0)
 	}
 	if r.stopTLS != nil {
 		r.stopTLS()
@@ -203,7 +200,7 @@ func (r *router) serve(ctx context.Context) error {
 	sessionEnded := make(chan struct{})
 	// stopping ends with ctx, or when a part fails.
 	all, stopping := errgroup.WithContext(ctx)
-	all.Go(func() error { r.tracker.Run(goodbyeCtx); return nil })
+	all.Go(func() error { r.sandboxes.Run(goodbyeCtx); return nil })
 	all.Go(func() error { defer close(sessionEnded); return r.client.Run(sessionCtx, goodbyeCtx) })
 	all.Go(func() error { return r.serveEnvoy(stopping) })
 	all.Go(func() error { return r.adminHTTP.Serve(r.pages.Admin()) })

@@ -22,13 +22,25 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
+// Cache knows where sandboxes are. *routecache.Cache implements it.
+type Cache interface {
+	Dump() []routecache.Entry
+	Fresh() bool
+}
+
+// Tracker knows how sandboxes are used. *lastactive.Tracker implements it.
+type Tracker interface {
+	Dump() []lastactive.Activity
+	LookError() string
+}
+
 // Options configure the pages. All are required except AnyHost.
 type Options struct {
 	// AnyHost lets Admin answer at any address and for any host. Otherwise it answers only at
 	// loopback addresses, and only to requests for localhost or a loopback address.
 	AnyHost bool
-	Cache   *routecache.Cache
-	Tracker *lastactive.Tracker
+	Cache   Cache
+	Tracker Tracker
 	// Ready returns nil if routes may be served, or the reason why not.
 	Ready   func() error
 	Metrics prometheus.Gatherer

@@ -32,7 +32,7 @@ const (
 func (s *stream) goodbye(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, finalLookTimeout)
 	defer cancel()
-	final := s.client.o.Activity.FinalReport(ctx)
+	final := s.client.o.Uses.FinalReport(ctx)
 	if final.LookError != "" {
 		s.client.o.Log.Warn("ends without a final look: the allocator counts every sandbox as in use until now",
 			zap.String("reason", final.LookError))
@@ -95,7 +95,7 @@ func ageMillis(age time.Duration) uint64 {
 func (s *stream) applyQuiesce(q *controlv1.Quiesce) {
 	room := true
 	for _, question := range q.GetQuestions() {
-		room = s.client.o.Cache.Quiesce(question.GetSandboxId()) && room
+		room = s.client.o.Sandboxes.Quiesce(question.GetSandboxId()) && room
 	}
 	if !room {
 		s.client.o.Log.Warn("too many sandboxes are quiesced; the question is not answered",
@@ -131,7 +131,7 @@ func (s *stream) ask(ctx context.Context, q *controlv1.Quiesce) *controlv1.Quies
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	activities, err := s.client.o.Activity.Ask(ctx, ids)
+	activities, err := s.client.o.Uses.Ask(ctx, ids)
 	if err != nil {
 		return &controlv1.Quiesced{Number: q.GetNumber(), LookError: reason(err.Error())}
 	}

@@ -33,7 +33,7 @@ func (s *stream) apply(ctx context.Context, m *controlv1.AllocatorMessage) error
 	}
 	if sequence != 0 {
 		s.sequence = sequence
-		s.client.o.Admissions.Barrier(func() { s.acknowledge(sequence) })
+		s.client.o.Sandboxes.Barrier(func() { s.acknowledge(sequence) })
 	}
 	return nil
 }
@@ -52,8 +52,7 @@ func (s *stream) dispatch(ctx context.Context, m *controlv1.AllocatorMessage) er
 			if ends := m.Release.GetEnds(); i < len(ends) {
 				end = ends[i]
 			}
-			c.o.Cache.Release(id, toEnd(end))
-			c.o.Activity.Forget(id)
+			c.o.Sandboxes.Release(id, toEnd(end))
 		}
 	case *controlv1.AllocatorMessage_Quiesce:
 		s.applyQuiesce(m.Quiesce)
@@ -61,7 +60,7 @@ func (s *stream) dispatch(ctx context.Context, m *controlv1.AllocatorMessage) er
 		s.probe(ctx, m.Probe)
 	case *controlv1.AllocatorMessage_Resume:
 		for _, id := range m.Resume.GetSandboxIds() {
-			c.o.Cache.Resume(id)
+			c.o.Sandboxes.Resume(id)
 		}
 	case *controlv1.AllocatorMessage_Resolved:
 		return s.applyResolved(m.Resolved)
@@ -86,15 +85,11 @@ func (s *stream) applySnapshot(m *controlv1.Snapshot) error {
 		return nil
 	}
 	c, routes := s.client, s.snapshot
-	for id, r := range routes {
-		c.o.Activity.Expect(id, r.Addr, r.MinBytes)
-	}
-	c.o.Cache.Replace(routes)
-	c.o.Activity.Retain(func(id string) bool { _, ok := routes[id]; return ok })
+	c.o.Sandboxes.Replace(routes)
 	c.o.Log.Info("joined", zap.Uint64("term", c.Term()), zap.Int("routes", len(routes)))
 	s.snapshot, s.joined = map[string]routecache.Route{}, true
 	c.setCurrent(s)
-	c.o.Cache.Connected()
+	c.o.Sandboxes.Connected()
 	notify(s.snapshotApplied)
 	return nil
 }
@@ -127,8 +122,7 @@ func (s *stream) applyRoute(m *controlv1.Route) error {
 	if err != nil {
 		return err
 	}
-	s.client.o.Activity.Expect(m.GetSandboxId(), route.Addr, route.MinBytes)
-	s.client.o.Cache.Put(m.GetSandboxId(), route)
+	s.client.o.Sandboxes.Put(m.GetSandboxId(), route)
 	return nil
 }
 
@@ -142,7 +136,6 @@ func (s *stream) applyResolved(m *controlv1.Resolved) error {
 		if err != nil {
 			return err
 		}
-		s.client.o.Activity.Expect(m.GetSandboxId(), route.Addr, route.MinBytes)
 		answer = routecache.Answer{Status: routecache.Routable, Route: route}
 	case *controlv1.Resolved_Gone:
 		answer.Status, answer.End = routecache.Gone, toEnd(a.Gone.GetEnd())
@@ -151,7 +144,7 @@ func (s *stream) applyResolved(m *controlv1.Resolved) error {
 		answer.Hold = time.Duration(a.Starting.GetHoldMillis()) * time.Millisecond
 	case *controlv1.Resolved_Unknown:
 	}
-	s.client.o.Cache.Resolve(m.GetSandboxId(), answer)
+	s.client.o.Sandboxes.Resolve(m.GetSandboxId(), answer)
 	return nil
 }
 
@@ -167,7 +160,7 @@ func (s *stream) applyPong(m *controlv1.Pong) {
 		// The leader sends none, so it would not say which of the earlier ones are revoked.
 		c.o.Keys.Replace(nil)
 	}
-	c.o.Cache.SetFreshUntil(p.sent + c.o.MaxStale)
+	c.o.Sandboxes.SetFreshUntil(p.sent + c.o.MaxStale)
 	c.closeReady()
 	if m.GetKeepProofs() {
 		return // the leader may end before it acts on what it was told

@@ -23,12 +23,15 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-// Cache holds the routes. *routecache.Cache implements it.
-type Cache interface {
+// Sandboxes are what the router knows of each sandbox. *admission.Sandboxes implements it.
+type Sandboxes interface {
 	Put(id string, r routecache.Route)
 	Resolve(id string, a routecache.Answer)
 	Release(id string, end routecache.End)
 	Replace(routes map[string]routecache.Route)
+	// Quiesce reports false if there is no room for another sandbox.
+	Quiesce(id string) bool
+	Resume(id string)
 	SetFreshUntil(at time.Duration)
 	Expire()
 	// Fresh reports whether routes may be served now.
@@ -36,19 +39,16 @@ type Cache interface {
 	// Connected says that Ask can ask, until Disconnected.
 	Connected()
 	Disconnected()
-	// Quiesce reports false if there is no room for another sandbox.
-	Quiesce(id string) bool
-	Resume(id string)
+	// Barrier calls drained once Envoy has read all earlier answers, in the order of the
+	// barriers. If several are drained together, it may call only the newest:
+	// acknowledgements are cumulative.
+	Barrier(drained func())
+	// Unread is the number of answers that Envoy has not read yet.
+	Unread() int
 }
 
-// Activity records how sandboxes are used. *lastactive.Tracker implements it.
-type Activity interface {
-	// Forget drops a sandbox that has been released.
-	Forget(id string)
-	// Retain drops the sandboxes for which keep returns false.
-	Retain(keep func(id string) bool)
-	// Expect records that a sandbox has a route, before the cache has the route.
-	Expect(id string, addr netip.Addr, minBytes uint64)
+// Uses is how sandboxes are used. The view of *admission.Sandboxes implements it.
+type Uses interface {
 	// LookDone receives a value after a look. Its capacity is 1.
 	LookDone() <-chan struct{}
 	// Report returns what is in use, and what looks have found to be no longer in use since
@@ -60,17 +60,6 @@ type Activity interface {
 	// FinalReport returns everything, from a look that begins after the call. Age 0 marks use
 	// that may continue without this router.
 	FinalReport(ctx context.Context) lastactive.Report
-}
-
-// Admissions counts the answers that Envoy has not read yet. *extproc.Admissions implements
-// it.
-type Admissions interface {
-	// Barrier calls drained once all earlier answers have been read, in the order of the
-	// barriers. If several are drained together, it may call only the newest:
-	// acknowledgements are cumulative.
-	Barrier(drained func())
-	// Unread is the number of these answers.
-	Unread() int
 }
 
 // Keys are the hashes of the API keys, by team. *extproc.TeamKeys implements it.
@@ -99,16 +88,14 @@ type Options struct {
 	Allocators []string
 	// RouterID identifies this process: random, 16 to 64 characters of [a-z0-9-].
 	RouterID string
-	// MaxStale is how long the cache may be served after the last answered ping, at most 24 h.
+	// MaxStale is how long routes may be served after the last answered ping, at most 24 h.
 	MaxStale time.Duration
 	// PingInterval is the time between pings. A stream is dropped when no ping was answered
 	// for 5 of them. Default 1 s.
 	PingInterval time.Duration
-	Cache        Cache
-	// Activity receives a route before the cache, and the end of a route after the cache.
-	Activity   Activity
-	Admissions Admissions
-	Keys       Keys
+	Sandboxes    Sandboxes
+	Uses         Uses
+	Keys         Keys
 	// DeadRouters are reported to the allocator. GatewaySecret has 32 bytes that only routers of this
 	// gateway know. It proves that the dead ones are of this gateway.
 	DeadRouters   DeadRouters
@@ -185,7 +172,7 @@ const maxRedirects = 3
 
 // New checks the options and returns a Client that is not connected.
 func New(o Options) (*Client, error) {
-	err := options.Require(o, "Allocators", "RouterID", "Cache", "Activity", "Admissions", "Keys", "DeadRouters", "GatewaySecret",
+	err := options.Require(o, "Allocators", "RouterID", "Sandboxes", "Uses", "Keys", "DeadRouters", "GatewaySecret",
 		"Probe", "Dial", "Now", "Log", "MaxStale")
 	if slices.Contains(o.Allocators, "") {
 		err = errors.Join(err, errors.New("controlclient.Options.Allocators must not have an empty address"))
@@ -206,7 +193,7 @@ func (c *Client) Ready() <-chan struct{} { return c.ready }
 // If no leader takes the Goodbye, Run looks for one until goodbyeCtx ends. A router that
 // never had a session needs no Goodbye.
 //
-// Run then returns nil. The only error is ErrDeclaredDead. The cache is expired in that case.
+// Run then returns nil. The only error is ErrDeclaredDead. The routes are expired in that case.
 func (c *Client) Run(ctx, goodbyeCtx context.Context) error {
 	next, redirects, pause, connectTimeout := 0, 0, minReconnectPause, minConnectTimeout
 	address := c.o.Allocators[next]
@@ -219,9 +206,9 @@ func (c *Client) Run(ctx, goodbyeCtx context.Context) error {
 		leader, err := c.runStream(ctx, goodbyeCtx, address, connectTimeout)
 		declaredDead := controlv1.IsDeclaredDead(err)
 		if declaredDead {
-			c.o.Cache.Expire()
+			c.o.Sandboxes.Expire()
 		}
-		c.o.Cache.Disconnected()
+		c.o.Sandboxes.Disconnected()
 		switch {
 		case errors.Is(err, errLeft), declaredDead && ctx.Err() != nil:
 			return nil
@@ -270,7 +257,7 @@ func (c *Client) Run(ctx, goodbyeCtx context.Context) error {
 // mustNotSayGoodbye reports whether a stopping router ends without another attempt to send
 // Goodbye.
 func (c *Client) mustNotSayGoodbye(goodbyeCtx context.Context) bool {
-	unread := c.o.Admissions.Unread()
+	unread := c.o.Sandboxes.Unread()
 	if c.Term() == 0 {
 		return true
 	}
@@ -316,7 +303,7 @@ func (c *Client) join(ctx context.Context) *controlv1.Join {
 	return &controlv1.Join{
 		RouterId: c.o.RouterID, MaxStaleNanos: uint64(c.o.MaxStale),
 		Journal: c.newest.journal, HighestTerm: c.newest.term, Position: c.newest.position,
-		Serving:      ctx.Err() == nil && c.o.Cache.Fresh(),
+		Serving:      ctx.Err() == nil && c.o.Sandboxes.Fresh(),
 		LeftJournals: slices.Clone(c.leftJournals), GatewayHash: hash[:],
 	}
 }

@@ -1,6 +1,6 @@
 // Package controlclient is the router's side of the control stream. It keeps the router's
 // session with the allocator's leader, over one stream after another, and applies what
-// arrives to the route cache and the activity tracker.
+// arrives to what the router knows of its sandboxes (package admission).
 //
 // # Guarantees
 //

@@ -3,7 +3,6 @@ package controlclient_test
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"sync"
 	"testing/synctest"
@@ -12,9 +11,10 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-// recorder is a route cache that records the calls of its methods.
+// recorder has the routes of the router, and records the calls of its methods.
 type recorder struct {
 	*routecache.Cache
+	*admissions
 	mu    sync.Mutex
 	calls []string
 	hold  chan struct{} // if not nil, Release blocks until it is closed
@@ -127,21 +127,6 @@ func (a *tracker) FinalReport(ctx context.Context) lastactive.Report {
 		return lastactive.Report{Gateway: "envoy-1"}
 	}
 	return a.last(ctx)
-}
-
-func (a *tracker) Forget(id string) { a.r.note("forget %s", id) }
-
-func (a *tracker) Expect(id string, _ netip.Addr, minBytes uint64) {
-	if minBytes > 0 {
-		a.r.note("expect %s", id)
-	}
-}
-func (a *tracker) Retain(keep func(id string) bool) {
-	for _, id := range []string{"one", "two", "old"} {
-		if !keep(id) {
-			a.r.note("not retained %s", id)
-		}
-	}
 }
 
 // admissions are read when the test calls read.

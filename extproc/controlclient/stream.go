@@ -220,10 +220,10 @@ func (s *stream) write(ctx, streamCtx context.Context) error {
 		case <-s.ackPending:
 			err = s.grpc.Send(s.ack())
 		case <-s.snapshotApplied:
-			err = s.report(o.Activity.Report(true))
-			lookDone = o.Activity.LookDone()
+			err = s.report(o.Uses.Report(true))
+			lookDone = o.Uses.LookDone()
 		case <-lookDone:
-			err = s.report(o.Activity.Report(false))
+			err = s.report(o.Uses.Report(false))
 		case <-ticker.C:
 			err = s.tick()
 		}
@@ -236,7 +236,7 @@ func (s *stream) write(ctx, streamCtx context.Context) error {
 // leave sends Goodbye, unless Envoy may not have read all answers, and closes the sending
 // direction.
 func (s *stream) leave(streamCtx context.Context) error {
-	if unread := s.client.o.Admissions.Unread(); unread > 0 {
+	if unread := s.client.o.Sandboxes.Unread(); unread > 0 {
 		s.client.o.Log.Warn("ends without a Goodbye: Envoy may not have read all answers, "+
 			"so the allocator must wait for what this router may have admitted", zap.Int("unread", unread))
 	} else if err := s.goodbye(streamCtx); err != nil {

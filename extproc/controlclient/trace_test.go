@@ -72,7 +72,7 @@ func trace(t *testing.T, f func(w *world, tracker *lastactive.Tracker, e *envoy,
 	t.Helper()
 	var tracker *lastactive.Tracker
 	e := &envoy{hosts: map[look.Host]int{}}
-	runWith(t, []string{"a"}, func(w *world) controlclient.Activity {
+	runWith(t, []string{"a"}, func(w *world) controlclient.Uses {
 		w.began = time.Now().Add(-time.Hour) // a boot clock is never 0
 		var err error
 		tracker, err = lastactive.New(lastactive.Options{Now: w.now, ConnectWindow: idleWindow, Look: e.look})

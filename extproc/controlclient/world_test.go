@@ -80,14 +80,14 @@ func (resolve) Close()                                {}
 // when f first waits for it, so allocators that f starts earlier exist at the first attempt.
 func run(t *testing.T, allocators []string, f func(*world)) {
 	t.Helper()
-	runWith(t, allocators, func(w *world) controlclient.Activity {
+	runWith(t, allocators, func(w *world) controlclient.Uses {
 		w.activity = &tracker{r: w.cache, looked: make(chan struct{}, 1)}
 		return w.activity
 	}, f)
 }
 
-// runWith is run with another implementation of Activity.
-func runWith(t *testing.T, allocators []string, activityOf func(*world) controlclient.Activity, f func(*world)) {
+// runWith is run with another implementation of Uses.
+func runWith(t *testing.T, allocators []string, usesOf func(*world) controlclient.Uses, f func(*world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		// Pings keep the clock of the bubble running, so a test that hangs must be ended.
@@ -98,12 +98,12 @@ func runWith(t *testing.T, allocators []string, activityOf func(*world) controlc
 		}
 		cache, err := routecache.New(routecache.Options{Now: w.now, Ask: func(id string) bool { return w.client.Ask(id) }})
 		require.NoError(t, err)
-		w.cache = &recorder{Cache: cache}
-		used := activityOf(w)
 		w.admissions, w.dead = &admissions{}, &deadRouters{}
+		w.cache = &recorder{Cache: cache, admissions: w.admissions}
+		uses := usesOf(w)
 		o := controlclient.Options{
 			RouterID: routerID, MaxStale: maxStale, PingInterval: pingInterval,
-			Cache: w.cache, Activity: used, Admissions: w.admissions, Keys: &w.keys, DeadRouters: w.dead, GatewaySecret: []byte("the secret of this gateway is 32."), Now: w.now, Log: zap.NewNop(),
+			Sandboxes: w.cache, Uses: uses, Keys: &w.keys, DeadRouters: w.dead, GatewaySecret: []byte("the secret of this gateway is 32."), Now: w.now, Log: zap.NewNop(),
 			Probe: func(ctx context.Context, addr netip.AddrPort, path string) bool {
 				return w.probe(ctx, addr, path)
 			},

@@ -1,4 +1,4 @@
-package extproc
+package admission
 
 import (
 	"slices"
@@ -9,21 +9,21 @@ import (
 )
 
 func TestBarrierWaitsOnlyForEarlierAnswers(t *testing.T) {
-	a := NewAdmissions()
+	a := NewAnswers()
 	var passed []string
 	barrier := func(name string) { a.Barrier(func() { passed = append(passed, name) }) }
 	barrier("nothing is open")
 	require.Equal(t, []string{"nothing is open"}, passed)
-	first, second := a.begin(), a.begin()
+	first, second := a.Begin(), a.Begin()
 	barrier("one")
-	later := a.begin()
+	later := a.Begin()
 	barrier("two")
 	barrier("three")
 	require.Equal(t, 3, a.Unread())
 	a.Done(second)
 	a.Done(later)
 	require.Len(t, passed, 1, "the first answer is not read")
-	last := a.begin()
+	last := a.Begin()
 	a.Done(first)
 	require.Equal(t, []string{"nothing is open", "three"}, passed, "of the barriers for the same answers only the newest is called")
 	barrier("four")
@@ -35,7 +35,7 @@ func TestBarrierWaitsOnlyForEarlierAnswers(t *testing.T) {
 }
 
 // epochs counts the epochs that are kept.
-func epochs(a *Admissions) (n int) {
+func epochs(a *Answers) (n int) {
 	for e := a.first; e != nil; e = e.later {
 		n++
 	}
@@ -44,11 +44,11 @@ func epochs(a *Admissions) (n int) {
 
 // Many releases arrive while Envoy is paused, with requests before and between them.
 func TestBarriersAreBoundedByUnreadAnswers(t *testing.T) {
-	a := NewAdmissions()
-	stuck := a.begin()
+	a := NewAnswers()
+	stuck := a.Begin()
 	passed := 0
 	for i := range 10_000 {
-		e := a.begin()
+		e := a.Begin()
 		a.Barrier(func() { t.Errorf("barrier %d was drained although a later one covers it", i) })
 		a.Done(e)
 		require.LessOrEqual(t, epochs(a), 3)
@@ -61,7 +61,7 @@ func TestBarriersAreBoundedByUnreadAnswers(t *testing.T) {
 
 func TestBarriersDrainInOrderInAnyHistory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		a := NewAdmissions()
+		a := NewAnswers()
 		type answer struct {
 			epoch *Epoch
 			began int
@@ -72,7 +72,7 @@ func TestBarriersDrainInOrderInAnyHistory(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"begin": func(*rapid.T) {
 				began++
-				open = append(open, answer{a.begin(), began})
+				open = append(open, answer{a.Begin(), began})
 			},
 			"end": func(t *rapid.T) {
 				if len(open) > 0 {
