@@ -1,7 +1,6 @@
 package h2
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"strings"
@@ -187,95 +186,6 @@ func TestFurtherMessagesOfACallAreDropped(t *testing.T) {
 		require.Equal(t, []string{"keep"}, p.of(1).messages())
 		s.awaitOpen(t, 1)
 	})
-}
-
-// What HTTP/2 does not allow ends the connection, or the stream where the reference does so too. The calls
-// that are open then end when the peer closes.
-func TestFramesAgainstTheRulesEndTheConnection(t *testing.T) {
-	raw := func(kind http2.FrameType, flags http2.Flags, id uint32, payload ...byte) func(*peer) {
-		return func(p *peer) { require.NoError(p.t, p.WriteRawFrame(kind, flags, id, payload)) }
-	}
-	for name, c := range map[string]struct {
-		send func(p *peer)
-		code http2.ErrCode
-		// lenient: grpc-go goes on, or ends the stream only.
-		lenient bool
-	}{
-		"stream of the server":            {func(p *peer) { p.begin(8) }, http2.ErrCodeProtocol, false},
-		"header block on stream 0":        {raw(http2.FrameHeaders, http2.FlagHeadersEndHeaders, 0, 0x82), http2.ErrCodeProtocol, false},
-		"number of an earlier stream":     {func(p *peer) { p.call(7, "keep"); p.begin(5) }, http2.ErrCodeStreamClosed, false},
-		"second header block in a stream": {func(p *peer) { p.call(7, "keep"); p.begin(7) }, http2.ErrCodeProtocol, true},
-		"CONTINUATION without a block":    {raw(http2.FrameContinuation, http2.FlagHeadersEndHeaders, 7, 0x82), http2.ErrCodeProtocol, false},
-		"DATA within a header block":      {func(p *peer) { raw(http2.FrameHeaders, 0, 7, 0x82)(p); raw(http2.FrameData, 0, 7)(p) }, http2.ErrCodeProtocol, false},
-		"CONTINUATION of another stream":  {func(p *peer) { raw(http2.FrameHeaders, 0, 7, 0x82)(p); raw(http2.FrameContinuation, 0, 9, 0x82)(p) }, http2.ErrCodeProtocol, false},
-		"too many parts of a header block": {func(p *peer) {
-			raw(http2.FrameHeaders, 0, 7, 0x82)(p)
-			for range maxBlockFrames {
-				_ = p.WriteContinuation(7, false, nil)
-			}
-		}, http2.ErrCodeEnhanceYourCalm, true},
-		"too long header block": {func(p *peer) {
-			raw(http2.FrameHeaders, 0, 7, 0x82)(p)
-			for range maxBlock/minFrame + 1 {
-				_ = p.WriteContinuation(7, false, bytes.Repeat([]byte{0x82}, minFrame))
-			}
-		}, http2.ErrCodeEnhanceYourCalm, true},
-		"index of no field":        {raw(http2.FrameHeaders, http2.FlagHeadersEndHeaders, 7, 0xff, 0x20), http2.ErrCodeCompression, true},
-		"header block cut short":   {raw(http2.FrameHeaders, http2.FlagHeadersEndHeaders, 7, 0x40, 5, 'a'), http2.ErrCodeCompression, true},
-		"padding beyond the frame": {raw(http2.FrameHeaders, http2.FlagHeadersEndHeaders|http2.FlagHeadersPadded, 7, 200, 0x82), http2.ErrCodeProtocol, true},
-		"DATA of a new stream":     {func(p *peer) { _ = p.WriteData(7, false, message("x")) }, http2.ErrCodeProtocol, true},
-		"DATA on stream 0":         {raw(http2.FrameData, 0, 0, 1), http2.ErrCodeProtocol, false},
-		"DATA after the end": {func(p *peer) {
-			p.headers(7, p.request(), false)
-			_ = p.WriteData(7, true, message("later"))
-			_ = p.WriteData(7, true, message("x"))
-		}, http2.ErrCodeStreamClosed, true},
-		"DATA beyond the padding":      {raw(http2.FrameData, http2.FlagDataPadded, 1, 9), http2.ErrCodeProtocol, false},
-		"reset of a new stream":        {func(p *peer) { _ = p.WriteRSTStream(7, http2.ErrCodeCancel) }, http2.ErrCodeProtocol, true},
-		"reset on stream 0":            {raw(http2.FrameRSTStream, 0, 0, 0, 0, 0, 8), http2.ErrCodeProtocol, false},
-		"short reset":                  {raw(http2.FrameRSTStream, 0, 1, 0), http2.ErrCodeFrameSize, false},
-		"window of a new stream":       {func(p *peer) { _ = p.WriteWindowUpdate(7, 1) }, http2.ErrCodeProtocol, true},
-		"no more window":               {raw(http2.FrameWindowUpdate, 0, 0, 0, 0, 0, 0), http2.ErrCodeProtocol, false},
-		"no more window of a stream":   {raw(http2.FrameWindowUpdate, 0, 1, 0, 0, 0, 0), http2.ErrCodeProtocol, true},
-		"window beyond all":            {func(p *peer) { _ = p.WriteWindowUpdate(0, maxWindow) }, http2.ErrCodeFlowControl, true},
-		"window of a stream beyond":    {func(p *peer) { _ = p.WriteWindowUpdate(1, maxWindow) }, http2.ErrCodeFlowControl, true},
-		"settings of a stream":         {raw(http2.FrameSettings, 0, 1), http2.ErrCodeProtocol, false},
-		"settings cut short":           {raw(http2.FrameSettings, 0, 0, 1, 2, 3), http2.ErrCodeFrameSize, false},
-		"acknowledgement with content": {raw(http2.FrameSettings, http2.FlagSettingsAck, 0, 0, 1, 0, 0, 0, 1), http2.ErrCodeFrameSize, false},
-		"frames that are too small":    {func(p *peer) { _ = p.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 100}) }, http2.ErrCodeProtocol, true},
-		"windows that are too large":   {func(p *peer) { _ = p.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 31}) }, http2.ErrCodeFlowControl, true},
-		"push promise": {func(p *peer) {
-			_ = p.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, BlockFragment: []byte{0x82}, EndHeaders: true})
-		}, http2.ErrCodeProtocol, true},
-		"ping of another length": {raw(http2.FramePing, 0, 0, 1), http2.ErrCodeFrameSize, false},
-		"frame beyond the limit": {raw(http2.FrameData, 0, 1, make([]byte, minFrame+1)...), http2.ErrCodeFrameSize, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			ends := func(t *testing.T, s *service, socket string, own bool) {
-				p := connect(t, socket)
-				p.call(1, "keep")
-				p.until(func() bool { return len(p.of(1).messages()) == 1 })
-				c.send(p)
-				p.untilClosed()
-				if own {
-					require.Len(t, p.goAways, 1)
-					require.True(t, strings.HasPrefix(p.goAways[0], c.code.String()+" after "), p.goAways[0])
-					open, _, _ := s.open()
-					require.Positive(t, open, "the peer may not have read the answers")
-				}
-				p.conn.Close()
-				s.awaitOpen(t, 0)
-				_, _, byServer := s.open()
-				require.Zero(t, byServer)
-			}
-			s := newService()
-			ends(t, s, serve(t, s.own()), true)
-			if !c.lenient {
-				s := newService()
-				ends(t, s, serve(t, s.reference()), false)
-			}
-		})
-	}
 }
 
 func TestConnectionBeginsWithPrefaceAndSettings(t *testing.T) {

@@ -38,7 +38,8 @@
 //
 // # Errors of the peer
 //
-// Each frame that HTTP/2 does not allow ends the connection, also where only the stream would have to
-// end. The server sends GOAWAY, closes its own direction and reads until the peer closes. So the end of
-// the connection still means that the peer has seen everything that it wants to see.
+// A malformed request (RFC 9113, section 8.1.1) is reset. Each other frame that HTTP/2 does not allow ends the
+// connection, also where only the stream would have to end. The server sends GOAWAY, closes its own direction
+// and reads until the peer closes. So the end of the connection still means that the peer has seen everything
+// that it wants to see. The table in rfc9113_test.go has the cases of the RFC, section by section.
 package h2

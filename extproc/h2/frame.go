@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"strconv"
 	"strings"
 
 	"golang.org/x/net/http2"
@@ -40,26 +41,88 @@ type block struct {
 	bytes, frames int
 	path          string
 	post, grpc    bool
-	// malformed: it has a field that a request must not have.
+	pseudo        uint8 // the pseudo-header fields, as bits
+	regular       bool  // it has a field that is none
+	length        int64 // content-length, -1: none
+	// malformed: it has a field that a request must not have (RFC 9113, sections 8.2 and 8.3).
 	malformed bool
 }
 
-func (b *block) begin(stream uint32, ends bool) { *b = block{stream: stream, ends: ends} }
+// Bits of block.pseudo. A request must have the first three.
+const (
+	pseudoMethod = 1 << iota
+	pseudoScheme
+	pseudoPath
+	pseudoAuthority
+	pseudoNeeded = pseudoMethod | pseudoScheme | pseudoPath
+)
+
+func (b *block) begin(stream uint32, ends bool) { *b = block{stream: stream, ends: ends, length: -1} }
 
 // field receives the fields of the block.
 func (b *block) field(f hpack.HeaderField) {
+	if !validValue(f.Value) {
+		b.malformed = true
+	}
 	switch f.Name {
 	case ":path":
-		b.malformed = b.malformed || b.path != "" || f.Value == ""
+		b.pseudoField(pseudoPath)
+		b.malformed = b.malformed || f.Value == ""
 		b.path = f.Value
+		return
 	case ":method":
+		b.pseudoField(pseudoMethod)
 		b.post = f.Value == "POST"
+		return
+	case ":scheme":
+		b.pseudoField(pseudoScheme)
+		return
+	case ":authority":
+		b.pseudoField(pseudoAuthority)
+		return
 	case "content-type":
 		rest, ok := strings.CutPrefix(f.Value, "application/grpc")
 		b.grpc = ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
+	case "content-length":
+		n, err := strconv.ParseUint(f.Value, 10, 63)
+		b.malformed = b.malformed || err != nil || b.ends && n > 0
+		b.length = int64(n)
+	case "te":
+		b.malformed = b.malformed || f.Value != "trailers"
 	case "connection", "transfer-encoding", "upgrade", "keep-alive", "proxy-connection":
 		b.malformed = true
+	default:
+		b.malformed = b.malformed || !validName(f.Name)
 	}
+	b.regular = true
+}
+
+// pseudoField notes a pseudo-header field. Each comes once, before all other fields.
+func (b *block) pseudoField(bit uint8) {
+	b.malformed = b.malformed || b.regular || b.pseudo&bit != 0
+	b.pseudo |= bit
+}
+
+// validName and validValue check what RFC 9113, section 8.2.1, asks for at least.
+func validName(name string) bool {
+	for i := range len(name) {
+		if c := name[i]; c <= ' ' || c >= 0x7f || c == ':' || 'A' <= c && c <= 'Z' {
+			return false
+		}
+	}
+	return name != ""
+}
+
+func validValue(value string) bool {
+	if value == "" {
+		return true
+	}
+	for _, c := range [...]byte{value[0], value[len(value)-1]} {
+		if c == ' ' || c == '\t' {
+			return false
+		}
+	}
+	return strings.IndexByte(value, 0) < 0 && strings.IndexByte(value, '\n') < 0 && strings.IndexByte(value, '\r') < 0
 }
 
 // fragment reads a part of a header block. Every block must be decoded, whatever becomes of its stream,
@@ -101,8 +164,11 @@ func (c *conn) streamOf(b *block) (s *stream, begins bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s = c.streams[b.stream]; s != nil {
-		if !b.ends || s.halfClosed {
-			return nil, false, protocolError
+		switch {
+		case s.halfClosed:
+			return nil, false, http2.ConnectionError(http2.ErrCodeStreamClosed)
+		case !b.ends || b.malformed || b.pseudo != 0 || s.length > 0:
+			return nil, false, protocolError // they are no trailers
 		}
 		return s, false, nil
 	}
@@ -110,7 +176,7 @@ func (c *conn) streamOf(b *block) (s *stream, begins bool, err error) {
 	case b.stream%2 == 0:
 		return nil, false, protocolError
 	case b.stream <= c.last:
-		if !b.ends {
+		if !b.ends || b.pseudo != 0 {
 			return nil, false, http2.ConnectionError(http2.ErrCodeStreamClosed)
 		}
 		return nil, false, nil // trailers of a stream that has ended here
@@ -122,14 +188,17 @@ func (c *conn) streamOf(b *block) (s *stream, begins bool, err error) {
 	case len(c.streams) >= maxStreams || c.later >= maxStreams:
 		c.out.addReset(b.stream, http2.ErrCodeRefusedStream)
 		return nil, false, nil
-	case b.malformed || b.path == "":
+	case b.malformed || b.pseudo&pseudoNeeded != pseudoNeeded:
 		c.out.addReset(b.stream, http2.ErrCodeProtocol)
 		return nil, false, nil
 	}
-	s = c.newStream(b.stream)
+	s = c.newStream(b)
 	c.streams[s.id] = s
 	return s, true, nil
 }
+
+// idle reports whether a stream was never opened. Those of the server never are.
+func (c *conn) idle(id uint32) bool { return id%2 == 0 || id > c.last && !c.closing }
 
 // reset ends a stream that the peer has reset.
 func (c *conn) reset(id uint32) error {
@@ -137,8 +206,8 @@ func (c *conn) reset(id uint32) error {
 	s := c.streams[id]
 	if s == nil {
 		defer c.mu.Unlock()
-		if id > c.last && !c.closing {
-			return protocolError // it was never opened
+		if c.idle(id) {
+			return protocolError
 		}
 		return nil
 	}
@@ -158,7 +227,7 @@ func (c *conn) data(f *http2.DataFrame) error {
 	size := int(f.Length)
 	c.mu.Lock()
 	s := c.streams[f.StreamID]
-	idle := s == nil && f.StreamID > c.last && !c.closing
+	idle := s == nil && c.idle(f.StreamID)
 	if c.received += size; c.received > connWindow/2 {
 		c.out.addWindowUpdate(0, uint32(c.received)) // what has arrived is dealt with
 		c.received = 0
@@ -174,6 +243,12 @@ func (c *conn) data(f *http2.DataFrame) error {
 	}
 	if s.room -= size; s.room < 0 {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
+	}
+	if s.length >= 0 {
+		s.length -= int64(len(f.Data()))
+		if s.length < 0 || f.StreamEnded() && s.length > 0 {
+			return protocolError
+		}
 	}
 	if f.StreamEnded() {
 		c.mu.Lock()
@@ -202,7 +277,7 @@ func (c *conn) moreWindow(id uint32, n int64) error {
 	}
 	s := c.streams[id]
 	switch {
-	case s == nil && id > c.last && !c.closing:
+	case s == nil && c.idle(id):
 		return protocolError
 	case s == nil:
 		return nil

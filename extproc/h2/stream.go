@@ -18,6 +18,7 @@ type stream struct {
 	handler Handler
 	message []byte // what has arrived of a message that came in several frames
 	room    int    // what the peer may still send
+	length  int64  // what is missing of its content-length, -1: it has none
 	asked   bool   // the message is complete, or the call has failed
 
 	// Those under the lock of the connection.
@@ -51,14 +52,14 @@ func (c *conn) remove(s *stream) {
 }
 
 // newStream returns a stream in the state opened.
-func (c *conn) newStream(id uint32) *stream {
+func (c *conn) newStream(b *block) *stream {
 	var s *stream
 	if n := len(c.free); n > 0 {
 		s, c.free = c.free[n-1], c.free[:n-1]
 	} else {
 		s = new(stream)
 	}
-	*s = stream{id: id, window: c.out.firstWindow, room: maxMessage}
+	*s = stream{id: b.stream, halfClosed: b.ends, window: c.out.firstWindow, room: maxMessage, length: b.length}
 	return s
 }
 
