@@ -60,7 +60,7 @@ func (b JournalBeginning) Plan(ctx context.Context) (*journal.Condition, *journa
 		var longest time.Duration // of the routers that the readable rest names
 		for _, r := range c.Records() {
 			if f, _, err := fromRecord(r, b.Namespace); err == nil {
-				longest = max(longest, f.MaxStale)
+				longest = max(longest, f.MaxStale())
 			}
 		}
 		r, err := earlierRecord(c.ID, s.Term, longest)

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/journal"
 	journalv1 "github.com/berth-sandbox/berth/api/journal/v1"
 )
@@ -30,39 +31,36 @@ const (
 
 // toRecord encodes a fact for the journal. The record has no namespace: it is that of the journal.
 func toRecord(f core.Fact) (journal.Record, error) {
-	r := &journalv1.Record{Term: f.Revision.Term, Counter: f.Revision.Counter}
-	switch s := f.Sandbox; {
-	case s != nil:
-		r.Key = sandboxPrefix + s.ID
+	r := &journalv1.Record{Key: keyOf(f.Thing()), Term: f.Revision.Term, Counter: f.Revision.Counter}
+	switch s := f.Subject.(type) {
+	case *core.SandboxFact:
 		r.State = &journalv1.Record_Sandbox{Sandbox: &journalv1.Sandbox{
-			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUid: s.Pod.UID, PodIp: s.IP.AsSlice(),
+			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUid: s.Pod.ID(), PodIp: s.IP.AsSlice(),
 			ClaimedAt: micros(s.ClaimedAt), EndAt: micros(s.EndAt), ReleasedAt: micros(s.ReleasedAt),
 			Metadata: s.Metadata, Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, RequestHash: hashOf(s.Binding), Batch: s.Batch,
 			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports), Restarts: uint32(s.Restarts),
 			IdleTimeout: s.IdleTimeout.Microseconds(), MinBytesPerMinute: s.MinBytes, LifetimeEnd: micros(s.LifetimeEnd), StartBy: micros(s.StartBy),
 			Access: journalv1.Access(s.Access), MaskHost: s.MaskHost, HttpsPorts: ports(s.HTTPSPorts),
-			AgentPort: uint32(s.Agent.Port), AgentPublic: s.Agent.Public, Ungranted: uint32(f.Ungranted),
+			AgentPort: uint32(s.Agent.Port), AgentPublic: s.Agent.Public, Ungranted: uint32(s.Ungranted),
 			StartedAt: micros(s.StartedAt), Message: s.Message, ExitCode: s.ExitCode,
 		}}
-	case f.Session != "":
-		r.Key = sessionPrefix + f.Session
-		session := &journalv1.Session{Left: f.Left, From: f.From, Earlier: f.Earlier}
-		if !f.Assumed {
-			session.MaxStaleNanos = uint64(f.MaxStale)
+	case *core.SessionFact:
+		session := &journalv1.Session{Left: s.Left, From: s.From, Earlier: s.Earlier}
+		if !s.Assumed {
+			session.MaxStaleNanos = uint64(s.MaxStale)
 		}
-		if f.Gateway != (core.Gateway{}) {
-			session.GatewayHash = f.Gateway[:]
+		if s.Gateway != (core.Gateway{}) {
+			session.GatewayHash = s.Gateway[:]
 		}
-		if f.Longer {
+		if s.Longer {
 			r.Format = longerFormat
 		}
-		if d := f.Declared; d != nil {
+		if d := s.Declared; d != nil {
 			session.Declared = &journalv1.Declaration{By: d.By, Reason: d.Reason, At: micros(d.At)}
 		}
 		r.State = &journalv1.Record_Session{Session: session}
-	default:
-		r.Key = podPrefix + f.Retired.UID
-		r.State = &journalv1.Record_Retirement{Retirement: &journalv1.Retirement{PodName: f.Retired.Name, After: f.After, PodIps: addresses(f.At)}}
+	case *core.RetirementFact:
+		r.State = &journalv1.Record_Retirement{Retirement: &journalv1.Retirement{PodName: s.Pod.Name, After: s.After, PodIps: addresses(s.At)}}
 	}
 	raw, err := proto.Marshal(r)
 	if err != nil {
@@ -82,7 +80,7 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 	switch state := m.GetState().(type) {
 	case *journalv1.Record_Sandbox:
 		s := state.Sandbox
-		sandbox := &core.Sandbox{
+		sandbox := &core.SandboxFact{Ungranted: int(s.GetUngranted()), Sandbox: core.Sandbox{
 			Binding: core.Binding{
 				ID:        strings.TrimPrefix(r.Key, sandboxPrefix),
 				ClaimedAt: moment(s.GetClaimedAt()), EndAt: moment(s.GetEndAt()), Metadata: s.GetMetadata(),
@@ -92,12 +90,11 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 				MaskHost: s.GetMaskHost(), Agent: core.Agent{Port: uint16(s.GetAgentPort()), Public: s.GetAgentPublic()},
 			},
 			Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
-			Pod:         core.PodKey{Namespace: namespace, Name: s.GetPodName(), UID: s.GetPodUid()},
+			Pod:         fact.PodKeyOf(namespace, s.GetPodName(), s.GetPodUid()),
 			DefaultPort: uint16(s.GetDefaultPort()), Restarts: int(s.GetRestarts()), Revision: f.Revision,
 			StartedAt: moment(s.GetStartedAt()), ReleasedAt: moment(s.GetReleasedAt()),
 			Cause: core.Cause{Reason: s.GetReason(), Message: s.GetMessage(), ExitCode: s.ExitCode},
-		}
-		f.Ungranted = int(s.GetUngranted())
+		}}
 		copy(sandbox.RequestHash[:], s.GetRequestHash())
 		for _, p := range s.GetPorts() {
 			sandbox.Ports = append(sandbox.Ports, uint16(p))
@@ -120,27 +117,32 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 		if sandbox.Phase == 0 {
 			return core.Fact{}, false, fmt.Errorf("journal record %s: unknown phase %v", r.Key, s.GetPhase())
 		}
-		f.Sandbox = sandbox
+		f.Subject = sandbox
 	case *journalv1.Record_Retirement:
-		f.Retired = core.PodKey{Namespace: namespace, Name: state.Retirement.GetPodName(), UID: strings.TrimPrefix(r.Key, podPrefix)}
-		f.After = state.Retirement.GetAfter()
+		retired := &core.RetirementFact{
+			Pod: fact.PodKeyOf(namespace, state.Retirement.GetPodName(), strings.TrimPrefix(r.Key, podPrefix)), After: state.Retirement.GetAfter(),
+		}
 		for _, raw := range state.Retirement.GetPodIps() {
 			ip, err := addressOf(r.Key, raw)
 			if err != nil {
 				return core.Fact{}, false, err
 			}
-			f.At = append(f.At, ip)
+			retired.At = append(retired.At, ip)
 		}
+		f.Subject = retired
 	case *journalv1.Record_Session:
 		s := state.Session
-		f.Session, f.From, f.Left, f.Earlier = strings.TrimPrefix(r.Key, sessionPrefix), s.GetFrom(), s.GetLeft(), s.GetEarlier()
-		f.MaxStale, f.Longer = time.Duration(s.GetMaxStaleNanos()), m.GetFormat() >= longerFormat
-		copy(f.Gateway[:], s.GetGatewayHash())
-		if f.MaxStale == 0 && !f.Earlier { // every leader adds its own value to those of an earlier journal
-			f.MaxStale, f.Assumed = unknownMaxStale, true
+		session := &core.SessionFact{
+			ID: strings.TrimPrefix(r.Key, sessionPrefix), From: s.GetFrom(), Left: s.GetLeft(), Earlier: s.GetEarlier(),
+			MaxStale: time.Duration(s.GetMaxStaleNanos()), Longer: m.GetFormat() >= longerFormat,
 		}
+		copy(session.Gateway[:], s.GetGatewayHash())
+		if session.MaxStale == 0 && !session.Earlier { // every leader adds its own value to those of an earlier journal
+			session.MaxStale, session.Assumed = unknownMaxStale, true
+		}
+		f.Subject = session
 		if d := s.GetDeclared(); d != nil {
-			f.Declared = &core.Declaration{By: d.GetBy(), Reason: d.GetReason(), At: moment(d.GetAt())}
+			session.Declared = &core.Declaration{By: d.GetBy(), Reason: d.GetReason(), At: moment(d.GetAt())}
 		}
 	default:
 		return core.Fact{}, false, nil
@@ -148,15 +150,15 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 	return f, true, nil
 }
 
-// settledKey returns the record key that a Settle effect names.
-func settledKey(e core.Settle) string {
-	switch {
-	case e.ID != "":
-		return sandboxPrefix + e.ID
-	case e.Session != "":
-		return sessionPrefix + e.Session
+// keyOf returns the key of the records about a thing.
+func keyOf(t fact.Thing) string {
+	switch t := t.(type) {
+	case core.SandboxID:
+		return sandboxPrefix + string(t)
+	case core.SessionID:
+		return sessionPrefix + string(t)
 	}
-	return podPrefix + e.Pod.UID
+	return podPrefix + t.(core.PodKey).ID()
 }
 
 var phases = map[core.Phase]journalv1.Phase{

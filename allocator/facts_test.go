@@ -30,23 +30,28 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 		}
 		return netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "ip")))
 	})
+	pod := func(t *rapid.T) core.PodKey {
+		return core.PodKey{Namespace: "ns", Name: text.Draw(t, "pod"), UID: text.Draw(t, "uid"), Life: rapid.IntRange(0, 3).Draw(t, "life")}
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		revision := core.Revision{Term: rapid.Uint64().Draw(t, "term"), Counter: rapid.Uint64().Draw(t, "counter")}
 		f := core.Fact{Revision: revision}
 		switch rapid.IntRange(0, 4).Draw(t, "kind") {
 		case 0:
-			f.Retired = core.PodKey{Namespace: "ns", Name: text.Draw(t, "pod"), UID: text.Draw(t, "uid")}
-			if f.After = text.Draw(t, "after"); f.After != "" {
-				f.At = rapid.SliceOfN(addr, 1, 3).Draw(t, "at")
+			r := &core.RetirementFact{Pod: pod(t), After: text.Draw(t, "after")}
+			if f.Subject = r; r.After != "" {
+				r.At = rapid.SliceOfN(addr, 1, 3).Draw(t, "at")
 			}
 		case 1:
-			f.Session, f.From, f.Left = rapid.StringMatching(`[a-z0-9-]{16,64}`).Draw(t, "session"), text.Draw(t, "from"), rapid.Bool().Draw(t, "left")
-			f.MaxStale, f.Longer = time.Duration(rapid.Int64Range(1, int64(24*time.Hour)).Draw(t, "max-stale")), rapid.Bool().Draw(t, "longer")
-			if rapid.Bool().Draw(t, "declared") {
-				f.Declared = &core.Declaration{By: text.Draw(t, "by"), Reason: text.Draw(t, "why"), At: at.Draw(t, "at")}
+			s := &core.SessionFact{
+				ID: rapid.StringMatching(`[a-z0-9-]{16,64}`).Draw(t, "session"), From: text.Draw(t, "from"), Left: rapid.Bool().Draw(t, "left"),
+				MaxStale: time.Duration(rapid.Int64Range(1, int64(24*time.Hour)).Draw(t, "max-stale")), Longer: rapid.Bool().Draw(t, "longer"),
+			}
+			if f.Subject = s; rapid.Bool().Draw(t, "declared") {
+				s.Declared = &core.Declaration{By: text.Draw(t, "by"), Reason: text.Draw(t, "why"), At: at.Draw(t, "at")}
 			}
 		default:
-			f.Sandbox = &core.Sandbox{
+			s := &core.SandboxFact{Sandbox: core.Sandbox{
 				Binding: core.Binding{
 					ID: text.Draw(t, "id"), ClaimedAt: at.Draw(t, "claimed"), EndAt: at.Draw(t, "end"), Team: text.Draw(t, "team"), User: text.Draw(t, "user"),
 					IdempotencyKey: text.Draw(t, "key"), MaskHost: text.Draw(t, "mask"),
@@ -54,23 +59,24 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 					LifetimeEnd: at.Draw(t, "lifetime"), StartBy: at.Draw(t, "start"), MinBytes: rapid.Uint64Range(0, 1<<30).Draw(t, "bytes"),
 					IdleTimeout: time.Duration(rapid.Int64Range(0, int64(365*24*time.Hour/time.Microsecond)).Draw(t, "idle")) * time.Microsecond,
 				},
-				Pool: core.PoolKey{Namespace: "ns", Name: text.Draw(t, "pool")}, Pod: core.PodKey{Namespace: "ns", Name: text.Draw(t, "pod"), UID: text.Draw(t, "uid")},
+				Pool: core.PoolKey{Namespace: "ns", Name: text.Draw(t, "pool")}, Pod: pod(t),
 				IP: addr.Draw(t, "ip"), DefaultPort: rapid.Uint16().Draw(t, "port"), Restarts: rapid.IntRange(0, 1<<31-1).Draw(t, "restarts"), ReleasedAt: at.Draw(t, "ended"), Revision: revision,
 				StartedAt: at.Draw(t, "started"),
 				Cause:     core.Cause{Reason: text.Draw(t, "reason"), Message: text.Draw(t, "message"), ExitCode: rapid.Ptr(rapid.Int32(), true).Draw(t, "exit")},
 				Phase:     rapid.SampledFrom([]core.Phase{core.Starting, core.Running, core.Released}).Draw(t, "phase"),
-			}
+			}}
+			f.Subject = s
 			if m := rapid.MapOf(text, text).Draw(t, "metadata"); len(m) > 0 {
-				f.Sandbox.Metadata = m
+				s.Metadata = m
 			}
 			if p := rapid.SliceOf(rapid.Uint16()).Draw(t, "ports"); len(p) > 0 {
-				f.Sandbox.Ports = p
+				s.Ports = p
 			}
 			if p := rapid.SliceOf(rapid.Uint16()).Draw(t, "https"); len(p) > 0 {
-				f.Sandbox.HTTPSPorts = p
+				s.HTTPSPorts = p
 			}
-			if f.Sandbox.IdempotencyKey != "" {
-				f.Sandbox.RequestHash = [32]byte(rapid.SliceOfN(rapid.Byte(), 32, 32).Draw(t, "hash"))
+			if s.IdempotencyKey != "" {
+				s.RequestHash = [32]byte(rapid.SliceOfN(rapid.Byte(), 32, 32).Draw(t, "hash"))
 			}
 		}
 		r, err := toRecord(f)
@@ -87,16 +93,16 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 // Invariant: I3
 func TestOnlyLongerMaxStaleAsksForTheNextFormat(t *testing.T) {
 	for _, f := range []core.Fact{
-		{Session: "r", MaxStale: time.Minute, Gateway: core.Gateway{1, 2}},
-		{Session: "r", MaxStale: time.Hour, Longer: true},
-		{Session: "r", MaxStale: time.Hour, Longer: true, Left: true},
-		{Session: "r", MaxStale: time.Hour, Longer: true, Left: true, Declared: &core.Declaration{By: "ops"}},
-		{Session: "r", MaxStale: time.Hour, Longer: true, Earlier: true},
-		{Session: "r", Earlier: true},
+		{Subject: &core.SessionFact{ID: "r", MaxStale: time.Minute, Gateway: core.Gateway{1, 2}}},
+		{Subject: &core.SessionFact{ID: "r", MaxStale: time.Hour, Longer: true}},
+		{Subject: &core.SessionFact{ID: "r", MaxStale: time.Hour, Longer: true, Left: true}},
+		{Subject: &core.SessionFact{ID: "r", MaxStale: time.Hour, Longer: true, Left: true, Declared: &core.Declaration{By: "ops"}}},
+		{Subject: &core.SessionFact{ID: "r", MaxStale: time.Hour, Longer: true, Earlier: true}},
+		{Subject: &core.SessionFact{ID: "r", Earlier: true}},
 	} {
 		r, err := toRecord(f)
 		require.NoError(t, err)
-		require.Equal(t, f.Longer, r.Format == 2, "%+v", f)
+		require.Equal(t, f.Subject.(*core.SessionFact).Longer, r.Format == 2, "%+v", f)
 		back, _, err := fromRecord(r, "ns")
 		require.NoError(t, err)
 		require.Equal(t, f, back)
@@ -105,10 +111,11 @@ func TestOnlyLongerMaxStaleAsksForTheNextFormat(t *testing.T) {
 
 // A session of a version that journaled no max-stale ends like that, so that version may lead afterwards.
 func TestAssumedMaxStaleIsNeverWritten(t *testing.T) {
-	for _, f := range []core.Fact{
-		{Session: "r", MaxStale: unknownMaxStale, Assumed: true, Gateway: core.Gateway{1, 2}},
-		{Session: "r", MaxStale: unknownMaxStale, Assumed: true, Left: true},
+	for _, s := range []core.SessionFact{
+		{ID: "r", MaxStale: unknownMaxStale, Assumed: true, Gateway: core.Gateway{1, 2}},
+		{ID: "r", MaxStale: unknownMaxStale, Assumed: true, Left: true},
 	} {
+		f := core.Fact{Subject: &s}
 		r, err := toRecord(f)
 		require.NoError(t, err)
 		var m journalv1.Record
@@ -140,18 +147,17 @@ func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 			require.False(t, v.Field(i).IsZero(), "%s: this test does not know it yet", v.Type().Field(i).Name)
 		}
 	}
-	r, err := toRecord(core.Fact{Revision: full.Revision, Sandbox: &full, Ungranted: 2})
+	r, err := toRecord(core.Fact{Revision: full.Revision, Subject: &core.SandboxFact{Sandbox: full, Ungranted: 2}})
 	require.NoError(t, err)
 	back, _, err := fromRecord(r, "ns")
 	require.NoError(t, err)
 	full.LastActive, full.Workload = time.Time{}, nil // no facts
-	require.Equal(t, full, *back.Sandbox)
-	require.Equal(t, 2, back.Ungranted)
+	require.Equal(t, &core.SandboxFact{Sandbox: full, Ungranted: 2}, back.Subject)
 }
 
 // What a later version adds must not stop this one, and must not be lost.
 func TestUnknownFieldsOfALaterVersionAreIgnored(t *testing.T) {
-	f := core.Fact{Revision: core.Revision{Term: 1, Counter: 2}, Retired: core.PodKey{Namespace: "ns", Name: "pod", UID: "uid"}}
+	f := core.Fact{Revision: core.Revision{Term: 1, Counter: 2}, Subject: &core.RetirementFact{Pod: core.PodKey{Namespace: "ns", Name: "pod", UID: "uid"}}}
 	r, err := toRecord(f)
 	require.NoError(t, err)
 	r.Raw = append(r.Raw, 0xfa, 0x07, 1, 'x') // field 127 of the record
@@ -205,14 +211,14 @@ func storedFacts() []core.Fact {
 	counted.LifetimeEnd, counted.StartBy = time.UnixMicro(1_800_086_400_000_001).UTC(), time.UnixMicro(1_800_000_120_000_001).UTC()
 	counted.MinBytes, counted.Revision.Counter = 2048, 50
 	return []core.Fact{
-		{Revision: running.Revision, Sandbox: &running}, {Revision: released.Revision, Sandbox: &released}, {Revision: starting.Revision, Sandbox: &starting},
-		{Revision: core.Revision{Term: 3, Counter: 43}, Retired: core.PodKey{Namespace: "ns", Name: "python-abcd", UID: "ff66a0ba-b4ac-4183-9e2c-df996dc39161"}},
-		{Revision: core.Revision{Term: 3, Counter: 44}, Session: "router-0123456789abcdef", MaxStale: unknownMaxStale, Assumed: true},
-		{Revision: core.Revision{Term: 3, Counter: 45}, Session: "router-0123456789abcdef", Left: true, MaxStale: unknownMaxStale, Assumed: true},
-		{Revision: core.Revision{Term: 3, Counter: 46}, Session: "router-0123456789abcdef", From: "10.244.1.9", MaxStale: unknownMaxStale, Assumed: true},
-		{Revision: core.Revision{Term: 3, Counter: 47}, Session: "router-0123456789abcdef", From: "10.244.1.9", Left: true, MaxStale: unknownMaxStale, Assumed: true, Declared: &core.Declaration{By: "ops", Reason: "its node burnt", At: time.UnixMicro(1_800_000_300_000_100).UTC()}},
-		{Revision: core.Revision{Term: 3, Counter: 48}, Retired: core.PodKey{Namespace: "ns", Name: "python-abce", UID: "1f66a0ba-b4ac-4183-9e2c-df996dc39161"}, After: "662cqtwgka40cdyys0az", At: []netip.Addr{netip.MustParseAddr("10.244.1.8"), netip.MustParseAddr("fd00::8")}},
-		{Revision: counted.Revision, Sandbox: &counted},
+		{Revision: running.Revision, Subject: &core.SandboxFact{Sandbox: running}}, {Revision: released.Revision, Subject: &core.SandboxFact{Sandbox: released}}, {Revision: starting.Revision, Subject: &core.SandboxFact{Sandbox: starting}},
+		{Revision: core.Revision{Term: 3, Counter: 43}, Subject: &core.RetirementFact{Pod: core.PodKey{Namespace: "ns", Name: "python-abcd", UID: "ff66a0ba-b4ac-4183-9e2c-df996dc39161"}}},
+		{Revision: core.Revision{Term: 3, Counter: 44}, Subject: &core.SessionFact{ID: "router-0123456789abcdef", MaxStale: unknownMaxStale, Assumed: true}},
+		{Revision: core.Revision{Term: 3, Counter: 45}, Subject: &core.SessionFact{ID: "router-0123456789abcdef", Left: true, MaxStale: unknownMaxStale, Assumed: true}},
+		{Revision: core.Revision{Term: 3, Counter: 46}, Subject: &core.SessionFact{ID: "router-0123456789abcdef", From: "10.244.1.9", MaxStale: unknownMaxStale, Assumed: true}},
+		{Revision: core.Revision{Term: 3, Counter: 47}, Subject: &core.SessionFact{ID: "router-0123456789abcdef", From: "10.244.1.9", Left: true, MaxStale: unknownMaxStale, Assumed: true, Declared: &core.Declaration{By: "ops", Reason: "its node burnt", At: time.UnixMicro(1_800_000_300_000_100).UTC()}}},
+		{Revision: core.Revision{Term: 3, Counter: 48}, Subject: &core.RetirementFact{Pod: core.PodKey{Namespace: "ns", Name: "python-abce", UID: "1f66a0ba-b4ac-4183-9e2c-df996dc39161"}, After: "662cqtwgka40cdyys0az", At: []netip.Addr{netip.MustParseAddr("10.244.1.8"), netip.MustParseAddr("fd00::8")}}},
+		{Revision: counted.Revision, Subject: &core.SandboxFact{Sandbox: counted}},
 	}
 }
 

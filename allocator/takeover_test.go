@@ -122,12 +122,12 @@ func fillJournal(t *testing.T, a *Allocator) {
 	var records []journal.Record
 	bytes := 0
 	for n := 0; bytes <= maxUnsettled; n++ {
-		s := &core.Sandbox{
+		s := core.Sandbox{
 			Binding: core.Binding{ID: text(10), ClaimedAt: time.Unix(1, 0), EndAt: time.Unix(300, 0), Metadata: map[string]string{"job": text(60), "owner": text(60)}, Team: "team", IdempotencyKey: text(8)},
 			Pool:    core.PoolKey{Name: "python"}, Pod: core.PodKey{Name: "python-" + text(3), UID: text(16)},
 			IP: netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}), DefaultPort: 8080, Phase: core.Running,
 		}
-		r, err := toRecord(core.Fact{Revision: core.Revision{Term: 1, Counter: uint64(n + 1)}, Sandbox: s})
+		r, err := toRecord(core.Fact{Revision: core.Revision{Term: 1, Counter: uint64(n + 1)}, Subject: &core.SandboxFact{Sandbox: s}})
 		require.NoError(t, err)
 		records = append(records, r)
 		bytes += len(r.Raw)

@@ -211,7 +211,7 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics, t.log.Named("journal"))
 	t.journal.maxStale = a.o.MaxStale
 	for _, f := range facts {
-		t.journal.maxStale = max(t.journal.maxStale, f.MaxStale)
+		t.journal.maxStale = max(t.journal.maxStale, f.MaxStale())
 	}
 	named := func(name string) kube.Options {
 		return kube.Options{Clients: k, Namespace: a.o.Namespace, Submit: t.Submit, Log: t.log.Named(name)}
@@ -287,12 +287,10 @@ func latestTerm(records []core.Sandbox) (term uint64) {
 // the journal. Its pod must not be touched, and it is unknown which pod that is.
 func (t *term) unreadable(records sandboxobjects.Listed, facts []core.Fact) error {
 	for _, f := range facts {
-		if f.Sandbox == nil {
-			continue
-		}
-		if err, ok := records.Unreadable[f.Sandbox.ID]; ok {
+		id, isSandbox := f.Thing().(core.SandboxID)
+		if err, ok := records.Unreadable[string(id)]; ok && isSandbox {
 			t.log.Warn("sandbox recovered from the journal because its object cannot be read", zap.Error(err))
-			delete(records.Unreadable, f.Sandbox.ID)
+			delete(records.Unreadable, string(id))
 		}
 	}
 	var errs []error
@@ -319,7 +317,7 @@ func (t *term) do(e core.Effect) {
 	case core.Write:
 		t.journal.facts <- e.Facts // never blocks: one core.Write is under way at a time
 	case core.Settle:
-		t.journal.log.Settle(settledKey(e), e.Revision.Term, e.Revision.Counter)
+		t.journal.log.Settle(keyOf(e.Thing), e.Revision.Term, e.Revision.Counter)
 	case core.DeletePod:
 		t.deletes.add("delete pod", func(ctx context.Context) error {
 			t.headStart.wait(ctx)

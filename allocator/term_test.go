@@ -260,9 +260,9 @@ func TestUnreadableObjectNeedsItsJournalRecord(t *testing.T) {
 		}
 		return l
 	}
-	fact := core.Fact{Sandbox: &core.Sandbox{Binding: core.Binding{ID: "a"}, IP: netip.MustParseAddr("10.0.0.1")}}
+	fact := core.Fact{Subject: &core.SandboxFact{Sandbox: core.Sandbox{Binding: core.Binding{ID: "a"}, IP: netip.MustParseAddr("10.0.0.1")}}}
 	require.NoError(t, tm.unreadable(listed(), []core.Fact{fact}))
-	require.NoError(t, tm.unreadable(listed("a"), []core.Fact{{Retired: core.PodKey{UID: "u"}}, fact}))
+	require.NoError(t, tm.unreadable(listed("a"), []core.Fact{{Subject: &core.RetirementFact{Pod: core.PodKey{UID: "u"}}}, fact}))
 	err := tm.unreadable(listed("b", "a", "c"), []core.Fact{fact})
 	require.ErrorContains(t, err, "2 Sandbox objects in namespace sandboxes")
 	require.ErrorContains(t, err, "sandbox object b: spec.podIP: no\nsandbox object c")

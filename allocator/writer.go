@@ -77,7 +77,7 @@ func (w *journalWriter) run(ctx context.Context) error {
 				return err
 			}
 			records = append(records, r)
-			w.maxStale = max(w.maxStale, f.MaxStale)
+			w.maxStale = max(w.maxStale, f.MaxStale())
 		}
 		began, before := time.Now(), w.log.Stats()
 		if err := w.log.Commit(ctx, records); err != nil {
@@ -117,7 +117,8 @@ func (w *journalWriter) renew(ctx context.Context, term uint64) error {
 // max-stale that one may have.
 func earlierRecord(earlier string, term uint64, maxStale time.Duration) (journal.Record, error) {
 	return toRecord(core.Fact{
-		Revision: core.Revision{Term: term}, Session: core.EarlierSession(earlier), From: core.EarlierFrom, Earlier: true, MaxStale: maxStale,
+		Revision: core.Revision{Term: term},
+		Subject:  &core.SessionFact{ID: core.EarlierSession(earlier), From: core.EarlierFrom, Earlier: true, MaxStale: maxStale},
 	})
 }
 

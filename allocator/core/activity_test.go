@@ -63,14 +63,14 @@ func TestManyActivitiesArePersistedInTurn(t *testing.T) {
 	for i := range all {
 		name := fmt.Sprintf("a-%d", i)
 		f := on("a-1", fmt.Sprintf("id%04d", i))
-		f.Sandbox.Pod, f.Sandbox.IdleTimeout, f.Sandbox.IP = key(name), time.Hour, address(i)
+		sandboxOf(f).Pod, sandboxOf(f).IdleTimeout, sandboxOf(f).IP = key(name), time.Hour, address(i)
 		facts = append(facts, f)
 		pods = append(pods, with(warmPod("a-1"), func(p *Pod) { p.Key, p.IP, p.Used = key(name), address(i), true }))
-		report.Activities = append(report.Activities, Activity{ID: f.Sandbox.ID})
+		report.Activities = append(report.Activities, Activity{ID: sandboxOf(f).ID})
 	}
 	s.recover([]Pool{changed(specA(0), func(p *Pool) { p.IdleTimeout = time.Hour })}, pods, facts...)
 	for _, f := range facts {
-		s.step(ObjectWritten{ID: f.Sandbox.ID, Revision: f.Revision})
+		s.step(ObjectWritten{ID: sandboxOf(f).ID, Revision: f.Revision})
 	}
 	report.Stream = 1
 	s.joinAndReport("r", 1)
@@ -111,8 +111,8 @@ func TestActivitiesListsTheOldestSandboxesFirst(t *testing.T) {
 	for i := range all {
 		name := fmt.Sprintf("a-%d", i)
 		f := on("a-1", fmt.Sprintf("id%04d", i*7919%all))
-		f.Sandbox.Pod, f.Sandbox.IP = key(name), address(i)
-		f.Sandbox.ClaimedAt = start.Wall.Add(time.Duration(i*7919%all) * time.Millisecond)
+		sandboxOf(f).Pod, sandboxOf(f).IP = key(name), address(i)
+		sandboxOf(f).ClaimedAt = start.Wall.Add(time.Duration(i*7919%all) * time.Millisecond)
 		facts = append(facts, f)
 		pods = append(pods, with(warmPod("a-1"), func(p *Pod) { p.Key, p.IP, p.Used = key(name), address(i), true }))
 	}
@@ -143,8 +143,8 @@ func TestSelectionHasItsTeamAndPoolOnly(t *testing.T) {
 	for i := range all {
 		name := fmt.Sprintf("a-%d", i)
 		f := on("a-1", fmt.Sprintf("id%02d", i))
-		f.Sandbox.Pod, f.Sandbox.IP, f.Sandbox.Team = key(name), address(i), fmt.Sprint("team-", i%3)
-		f.Sandbox.ClaimedAt = start.Wall.Add(time.Duration(i) * time.Millisecond)
+		sandboxOf(f).Pod, sandboxOf(f).IP, sandboxOf(f).Team = key(name), address(i), fmt.Sprint("team-", i%3)
+		sandboxOf(f).ClaimedAt = start.Wall.Add(time.Duration(i) * time.Millisecond)
 		facts = append(facts, f)
 		pods = append(pods, with(warmPod("a-1"), func(p *Pod) { p.Key, p.IP, p.Used = key(name), address(i), true }))
 	}
@@ -167,7 +167,7 @@ func TestSelectionHasItsTeamAndPoolOnly(t *testing.T) {
 	}
 
 	// A sandbox of another team is unknown to every call.
-	others := facts[0].Sandbox.ID
+	others := sandboxOf(facts[0]).ID
 	s.step(Release{Token: 1, Scope: one, ID: others})
 	s.step(KeepAlive{Token: 2, Scope: one, ID: others})
 	s.step(SetTimeout{Token: 3, Scope: Scope{}, ID: others, Lifetime: time.Hour})

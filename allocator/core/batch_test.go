@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 )
 
@@ -29,7 +30,7 @@ func TestBatchIsJournaledInOneWrite(t *testing.T) {
 	s.slow = true
 	s.step(batchOf(1, 3, 0, wait))
 	facts := one[Write](s).Facts
-	if len(facts) != 3 || facts[0].Joined || !facts[1].Joined || !facts[2].Joined || facts[0].Sandbox.Batch == "" || facts[2].Sandbox.Batch != facts[0].Sandbox.Batch {
+	if len(facts) != 3 || facts[0].Joined || !facts[1].Joined || !facts[2].Joined || sandboxOf(facts[0]).Batch == "" || sandboxOf(facts[2]).Batch != sandboxOf(facts[0]).Batch {
 		t.Errorf("written %+v", facts)
 	}
 	none[BatchClaimed](s)
@@ -43,7 +44,7 @@ func TestBatchIsJournaledInOneWrite(t *testing.T) {
 }
 
 func TestFullWriteDoesNotDivideABatch(t *testing.T) {
-	const singles, count = maxFactsPerWrite - 2, 5
+	const singles, count = fact.MaxPerWrite - 2, 5
 	ids := 0
 	c, err := New(Config{
 		Term: 1, MaxStale: maxStale, ConnectWindow: window, Lease: lease, Linger: -1, MaxWaiting: 1,
@@ -257,7 +258,7 @@ func TestIncompleteBatchIsReleasedInOneWrite(t *testing.T) {
 	s.written()
 	var joined []bool
 	for _, f := range one[Write](s).Facts {
-		if f.Sandbox != nil {
+		if sandboxOf(f) != nil {
 			joined = append(joined, f.Joined)
 		} else if f.Joined {
 			t.Errorf("joined: %+v", f)

@@ -44,18 +44,18 @@ func BenchmarkMemory(b *testing.B) {
 			b.Fatal(err)
 		}
 		for i := range 100 {
-			do(PoolSeen{Pool{Key: PoolKey{"ns", fmt.Sprintf("pool-%d", i)}, Warm: 100, MaxPods: 100, Template: "t"}})
+			do(PoolSeen{Pool{Key: PoolKey{Namespace: "ns", Name: fmt.Sprintf("pool-%d", i)}, Warm: 100, MaxPods: 100, Template: "t"}})
 		}
 		empty := heap()
 		for i := range pods {
 			do(PodSeen{Pod{
-				Key: PodKey{"ns", fmt.Sprintf("pool-%d-%06d", i%100, i), strings.Clone("0f6bd8a6-5c0c-4a5e-9d0a-") + fmt.Sprintf("%012d", i)}, Pool: fmt.Sprintf("pool-%d", i%100),
+				Key: PodKey{Namespace: "ns", Name: fmt.Sprintf("pool-%d-%06d", i%100, i), UID: strings.Clone("0f6bd8a6-5c0c-4a5e-9d0a-") + fmt.Sprintf("%012d", i)}, Pool: fmt.Sprintf("pool-%d", i%100),
 				Node: "n1", IP: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), Template: "t", Version: fmt.Sprint(i), Ready: true,
 			}})
 		}
 		warm := heap()
 		for i := range claims {
-			do(Claim{Token: uint64(i), Pool: PoolKey{"ns", fmt.Sprintf("pool-%d", i%100)}, Lifetime: time.Hour})
+			do(Claim{Token: uint64(i), Pool: PoolKey{Namespace: "ns", Name: fmt.Sprintf("pool-%d", i%100)}, Lifetime: time.Hour})
 		}
 		used := heap()
 		b.ReportMetric((warm-empty)/pods, "bytes/pod")
@@ -82,10 +82,10 @@ func BenchmarkReleases(b *testing.B) {
 		for i := range releases {
 			s.n++
 			s.do(PodSeen{Pod{
-				Key: PodKey{"ns", fmt.Sprint("pod-", s.n), fmt.Sprint("uid-", s.n)}, Pool: "pool", Node: "n1",
+				Key: PodKey{Namespace: "ns", Name: fmt.Sprint("pod-", s.n), UID: fmt.Sprint("uid-", s.n)}, Pool: "pool", Node: "n1",
 				IP: netip.AddrFrom4([4]byte{10, byte(s.n >> 16), byte(s.n >> 8), byte(s.n)}), Template: "t", Version: "1", Ready: true,
 			}})
-			for _, e := range of[Claimed](s.do(Claim{Token: uint64(s.n), Pool: PoolKey{"ns", "pool"}, Lifetime: time.Hour})) {
+			for _, e := range of[Claimed](s.do(Claim{Token: uint64(s.n), Pool: PoolKey{Namespace: "ns", Name: "pool"}, Lifetime: time.Hour})) {
 				ids = append(ids, e.Sandbox.ID)
 			}
 			if len(ids) != i+1 {
@@ -151,7 +151,7 @@ func newBenchSim(b *testing.B) *benchSim {
 	if _, err := s.core.Recover(State{Nodes: []string{"n1"}}); err != nil {
 		b.Fatal(err)
 	}
-	s.do(PoolSeen{Pool{Key: PoolKey{"ns", "pool"}, Warm: 1, MaxPods: 1_000_000, Template: "t"}})
+	s.do(PoolSeen{Pool{Key: PoolKey{Namespace: "ns", Name: "pool"}, Warm: 1, MaxPods: 1_000_000, Template: "t"}})
 	return s
 }
 
@@ -263,11 +263,11 @@ func newIdleBench(b *testing.B, sandboxes, routers int, idleTimeout time.Duratio
 	s := newBenchSim(b)
 	var st State
 	for i := range sandboxes {
-		key := PodKey{"ns", fmt.Sprint("pod-", i), fmt.Sprint("uid-", i)}
+		key := PodKey{Namespace: "ns", Name: fmt.Sprint("pod-", i), UID: fmt.Sprint("uid-", i)}
 		ip := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 		st.Pods = append(st.Pods, Pod{Key: key, Pool: "pool", Node: "n1", IP: ip, Template: "t", Version: "1", Ready: true, Used: true})
 		st.Objects = append(st.Objects, Sandbox{
-			Binding: Binding{ID: benchID(i), ClaimedAt: start.Wall, IdleTimeout: idleTimeout}, Pool: PoolKey{"ns", "pool"}, Pod: key, IP: ip, Phase: Running, Revision: Revision{1, uint64(i) + 1},
+			Binding: Binding{ID: benchID(i), ClaimedAt: start.Wall, IdleTimeout: idleTimeout}, Pool: PoolKey{Namespace: "ns", Name: "pool"}, Pod: key, IP: ip, Phase: Running, Revision: Revision{Term: 1, Counter: uint64(i) + 1},
 		})
 	}
 	var err error
@@ -275,7 +275,7 @@ func newIdleBench(b *testing.B, sandboxes, routers int, idleTimeout time.Duratio
 		b.Fatal(err)
 	}
 	st.Nodes = []string{"n1"}
-	st.Pools = []Pool{{Key: PoolKey{"ns", "pool"}, Template: "t"}}
+	st.Pools = []Pool{{Key: PoolKey{Namespace: "ns", Name: "pool"}, Template: "t"}}
 	effects, err := s.core.Recover(st)
 	if err != nil || len(of[Write](effects)) > 0 {
 		b.Fatal(err, of[Write](effects))
@@ -299,12 +299,12 @@ func BenchmarkSettle(b *testing.B) {
 	for _, pods := range []int{50, 500, 5000} {
 		b.Run(fmt.Sprint(pods), func(b *testing.B) {
 			s := newBenchSim(b)
-			pool := PoolKey{"ns", "pool"}
+			pool := PoolKey{Namespace: "ns", Name: "pool"}
 			s.do(PoolSeen{Pool{Key: pool, Warm: pods, MaxPods: 1_000_000, Template: "t"}})
 			ready := func() {
 				s.n++
 				s.do(PodSeen{Pod{
-					Key: PodKey{"ns", fmt.Sprint("pod-", s.n), fmt.Sprint("uid-", s.n)}, Pool: "pool", Node: "n1",
+					Key: PodKey{Namespace: "ns", Name: fmt.Sprint("pod-", s.n), UID: fmt.Sprint("uid-", s.n)}, Pool: "pool", Node: "n1",
 					IP: netip.AddrFrom4([4]byte{10, byte(s.n >> 16), byte(s.n >> 8), byte(s.n)}), Template: "t", Ready: true,
 				}})
 			}

@@ -10,8 +10,8 @@ import (
 func TestEndOfPodNamesWhatItsStatusSays(t *testing.T) {
 	seen := func(f func(*Pod)) []Event { return []Event{PodSeen{with(warmPod("a-1"), f)}} }
 	code := int32(137)
-	oom := Cause{ReasonOOMKilled, "container main: exit code 137 OOMKilled", &code}
-	failed := Cause{ReasonFailed, "container main: exit code 137 Error", &code}
+	oom := Cause{Reason: ReasonOOMKilled, Message: "container main: exit code 137 OOMKilled", ExitCode: &code}
+	failed := Cause{Reason: ReasonFailed, Message: "container main: exit code 137 Error", ExitCode: &code}
 	restart := failed
 	restart.Reason = ReasonRestart
 	evicted := Cause{Reason: ReasonEvicted, Message: "EvictionByEvictionAPI: Eviction API: evicting"}
@@ -58,7 +58,7 @@ func TestEndOfPodNamesWhatItsStatusSays(t *testing.T) {
 
 func TestNextLeaderKnowsWhyASandboxEnded(t *testing.T) {
 	code := int32(3)
-	want := Cause{ReasonFailed, "container main: exit code 3 Error", &code}
+	want := Cause{Reason: ReasonFailed, Message: "container main: exit code 3 Error", ExitCode: &code}
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	sb := s.claim()
@@ -66,7 +66,7 @@ func TestNextLeaderKnowsWhyASandboxEnded(t *testing.T) {
 	released := one[SandboxReleased](s).Sandbox
 
 	s = newSimAt(t, 2, start)
-	s.recover([]Pool{specA(1)}, nil, Fact{Revision: released.Revision, Sandbox: &released})
+	s.recover([]Pool{specA(1)}, nil, Fact{Revision: released.Revision, Subject: &SandboxFact{Sandbox: released}})
 	got, ok := s.core.View().Sandbox(sb.ID)
 	if !ok || !reflect.DeepEqual(got.Cause, want) || !got.StartedAt.Equal(sb.ClaimedAt) {
 		t.Errorf("%+v", got)
@@ -99,13 +99,13 @@ func TestNextLeaderTakesTheWorkloadFromThePod(t *testing.T) {
 
 func TestNextLeaderKeepsTheWorkloadOfTheObject(t *testing.T) {
 	w := &Workload{Images: []string{"python:3"}}
-	shown := *on("a-1", "x").Sandbox
-	shown.Workload, shown.Revision = w, Revision{1, 1}
+	shown := *sandboxOf(on("a-1", "x"))
+	shown.Workload, shown.Revision = w, Revision{Term: 1, Counter: 1}
 	released := shown
-	released.Workload, released.Phase, released.ReleasedAt, released.Revision = nil, Released, start.Wall, Revision{1, 2}
+	released.Workload, released.Phase, released.ReleasedAt, released.Revision = nil, Released, start.Wall, Revision{Term: 1, Counter: 2}
 	s := newSimAt(t, 2, start)
 	s.recoverState(State{
-		Pools: []Pool{specA(1)}, Facts: []Fact{{Revision: released.Revision, Sandbox: &released}}, Objects: []Sandbox{shown},
+		Pools: []Pool{specA(1)}, Facts: []Fact{{Revision: released.Revision, Subject: &SandboxFact{Sandbox: released}}}, Objects: []Sandbox{shown},
 	})
 	if sb, _ := s.core.View().Sandbox("x"); sb.Phase < Released || sb.Workload != w {
 		t.Errorf("recovered %+v", sb)
@@ -173,10 +173,10 @@ func TestLogIsReadWhenASandboxFails(t *testing.T) {
 	}
 
 	// The leader ended before it had read the log.
-	released := *on("a-1", "x").Sandbox
+	released := *sandboxOf(on("a-1", "x"))
 	released.Phase, released.ReleasedAt, released.Cause = Released, start.Wall, because(ReasonFailed)
 	s := newSimAt(t, 2, start)
-	s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used, p.Finished = true, true })}, Fact{Revision: released.Revision, Sandbox: &released})
+	s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used, p.Finished = true, true })}, Fact{Revision: released.Revision, Subject: &SandboxFact{Sandbox: released}})
 	if r := one[ReadLog](s).Sandbox; r.ID != "x" {
 		t.Errorf("the next leader reads %+v", r)
 	}

@@ -1,11 +1,11 @@
 package core
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/claims"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
@@ -33,17 +33,17 @@ type claimState struct {
 	ends           bool          // the wait of a caller is over, and it has enough
 	// pods are those that it has. While it waits it collects them, see pool.filling.
 	pods  []*pod
-	facts []*pendingFact // of the pods, while it is bound
-	got   []*sandbox     // of the facts, until the last of them is durable
+	facts []*fact.Pending // of the pods, while it is bound
+	got   []*sandbox      // of the facts, until the last of them is durable
 }
 
 // handed reports whether the facts of a bound claim were handed to a Write.
-func (req *claimState) handed() bool { return len(req.facts) > 0 && req.facts[0].handed }
+func (req *claimState) handed() bool { return len(req.facts) > 0 && req.facts[0].Handed() }
 
 // callOff takes a claim off its pods, before its facts were handed to a Write, and returns them.
 func (req *claimState) callOff() (pods []*pod) {
 	for _, pf := range req.facts {
-		pf.withdrawn = true
+		pf.Withdraw()
 	}
 	pods, req.pods, req.facts = req.pods, nil, nil
 	for _, p := range pods {
@@ -55,14 +55,11 @@ func (req *claimState) callOff() (pods []*pod) {
 	return pods
 }
 
-func (b Binding) claimKey() claims.Key { return claims.Key{Team: b.Team, Key: b.IdempotencyKey} }
-
-// grant is the ID of what the claim got that has made the sandbox.
-func (b Binding) grant() string { return cmp.Or(b.Batch, b.ID) }
+func claimKey(b *Binding) claims.Key { return claims.Key{Team: b.Team, Key: b.IdempotencyKey} }
 
 func (c *Core) claim(ev Claim) {
 	caller := claims.Caller{Token: ev.Token, Until: c.now.Boot + ev.Wait}
-	if k := c.claims.Of(ev.Binding.claimKey()); k != nil {
+	if k := c.claims.Of(claimKey(&ev.Binding)); k != nil {
 		c.claimAgain(ev, caller, k)
 		return
 	}
@@ -94,7 +91,7 @@ func (c *Core) claim(ev Claim) {
 	if why != 0 {
 		return
 	}
-	c.claims.Add(pool.line, caller, ev.Binding.claimKey(), ev.Binding.RequestHash, req.count, req)
+	c.claims.Add(pool.line, caller, claimKey(&ev.Binding), ev.Binding.RequestHash, req.count, req)
 	pool.touch()
 }
 
@@ -136,7 +133,7 @@ func (c *Core) displace(cl *claim) {
 func (c *Core) hopeless(req *claimState, wait time.Duration) (Refusal, time.Duration) {
 	pool, quarantine := req.pool, c.routers.members.Quarantine(c.now.Boot)
 	switch short := pool.queue.Len() < req.atLeast; {
-	case c.pressure || len(c.outbox.pending) >= maxPendingFacts:
+	case c.pressure || c.outbox.Len() >= fact.MaxPending:
 		return Overloaded, 0
 	case !short:
 	case quarantine > wait:
@@ -254,17 +251,17 @@ func (c *Core) bind(cl *claim) {
 	if req.batch {
 		b.Batch = c.cfg.NewID()
 	}
-	ungranted := 0
+	ungranted, first := 0, c.outbox.Len()
 	if slices.ContainsFunc(req.pods, func(p *pod) bool { return p.seen.AgentPort != 0 }) {
 		ungranted = req.atLeast
 	}
-	for i, p := range req.pods {
+	for _, p := range req.pods {
 		b.ID = c.cfg.NewID()
 		b.Agent = Agent{}
 		if p.seen.AgentPort != 0 {
 			b.Agent = Agent{Port: p.seen.AgentPort, Public: pool.Agent.Public}
 		}
-		sb := &Sandbox{
+		sb := Sandbox{
 			Binding: b, Pool: pool.Key, Pod: p.seen.Key, IP: p.seen.IP,
 			DefaultPort: pool.DefaultPort, Ports: pool.Ports, Restarts: p.seen.Restarts, Phase: Running, StartedAt: b.ClaimedAt,
 			Workload: p.seen.Workload,
@@ -272,10 +269,10 @@ func (c *Core) bind(cl *claim) {
 		if pool.PostStart {
 			sb.Phase, sb.StartedAt = Starting, time.Time{}
 		}
-		fact := Fact{Sandbox: sb, Joined: i > 0, Ungranted: ungranted}
-		pf := c.outbox.commit(fact, true, func(f Fact, _ time.Duration) { c.claimed(cl, f) })
-		req.facts = append(req.facts, pf)
+		f := &SandboxFact{Sandbox: sb, Ungranted: ungranted}
+		req.facts = append(req.facts, c.outbox.Commit(c.now.Boot, f, true, func(Revision, time.Duration) { c.claimed(cl, f) }))
 	}
+	c.outbox.Join(first)
 }
 
 // takeBack takes a pod that can no longer serve away from its claim, before the facts of that were
@@ -352,8 +349,8 @@ func (c *Core) refuse(cl *claim, why Refusal) {
 }
 
 // claimed acts on one durable fact of a claim. All of them are in one Write.
-func (c *Core) claimed(cl *claim, f Fact) {
-	req, sb := &cl.Request, &sandbox{Sandbox: *f.Sandbox, claim: cl}
+func (c *Core) claimed(cl *claim, f *SandboxFact) {
+	req, sb := &cl.Request, &sandbox{Sandbox: f.Sandbox, claim: cl}
 	if req.pool.known {
 		sb.takePorts(req.pool) // they may have changed while the claim was written
 	}
@@ -378,7 +375,7 @@ func (c *Core) claimed(cl *claim, f Fact) {
 // granted has no key, and its object is written only with its release.
 func (c *Core) grant(cl *claim) {
 	req := &cl.Request
-	got, first := req.got, len(c.outbox.pending)
+	got, first := req.got, c.outbox.Len()
 	req.pods, req.facts, req.got = nil, nil, nil
 	configured := slices.ContainsFunc(got, func(sb *sandbox) bool { return sb.Agent.Port != 0 })
 	for _, sb := range got {
@@ -416,7 +413,7 @@ func (c *Core) grant(cl *claim) {
 		for _, sb := range fit {
 			drop(sb, because(ReasonIncomplete))
 		}
-		c.outbox.join(first) // the next leader must not find some of them live under the key
+		c.outbox.Join(first) // the next leader must not find some of them live under the key
 		if configured {
 			req.failures++
 			for _, x := range c.claims.ExpireBound(cl, c.now.Boot) {
@@ -438,7 +435,7 @@ func (c *Core) grant(cl *claim) {
 		}
 		return
 	}
-	abandoned, id := cl.Callers() == 0 && req.binding.IdempotencyKey == "", fit[0].grant()
+	abandoned, id := cl.Callers() == 0 && req.binding.IdempotencyKey == "", fit[0].Grant()
 	c.claims.Grant(cl, id, len(fit))
 	if req.batch {
 		for _, sb := range fit {
@@ -502,16 +499,16 @@ func (c *Core) startDone(ev Started) {
 		return
 	}
 	sb.readying, sb.StartedAt = true, c.now.Wall
-	ready := sb.next()
-	c.outbox.commit(Fact{Sandbox: &ready}, true, func(f Fact, _ time.Duration) {
+	ready := &SandboxFact{Sandbox: sb.next()}
+	c.outbox.Commit(c.now.Boot, ready, true, func(Revision, time.Duration) {
 		sb.readying = false
-		sb.Revision, sb.EndAt = f.Revision, f.Sandbox.EndAt
+		sb.Revision, sb.EndAt = ready.Revision, ready.EndAt
 		if sb.Phase != Starting { // it is being released
 			c.emit(WriteObject{Sandbox: sb.Sandbox})
 			return
 		}
 		sb.Phase = Running
 		c.running(sb)
-		c.answer(sb.grant())
+		c.answer(sb.Grant())
 	})
 }

@@ -30,7 +30,7 @@ func TestClaimWhosePodGoesKeepsItsPlace(t *testing.T) {
 				first := ""
 				for _, p := range s.core.pods {
 					if p.claim != nil {
-						first = p.claim.Request.facts[0].fact.Sandbox.ID
+						first = p.claim.Request.facts[0].Subject().(*SandboxFact).ID
 					}
 				}
 				s.step(Claim{Token: 2, Pool: poolA, Wait: wait}) // waits behind
@@ -93,7 +93,7 @@ func TestUIDDistinguishesPodsOfOneName(t *testing.T) {
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.slow = true
 	s.step(Claim{Token: 1, Pool: poolA})
-	namesake := PodKey{"ns", "a-1", "uid-of-an-earlier-one"}
+	namesake := PodKey{Namespace: "ns", Name: "a-1", UID: "uid-of-an-earlier-one"}
 	s.step(PodGone{namesake})
 	if len(s.effects) > 0 {
 		t.Fatalf("unexpected %+v", s.effects)

@@ -190,7 +190,7 @@ func TestPodsOfANodeThatReturnsAreWarmAgain(t *testing.T) {
 func TestClaimOfUnknownPoolIsRefused(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.Deleting = true })}, []Pod{warmPod("a-1")})
-	for _, p := range []PoolKey{poolA, {"ns", "other"}} {
+	for _, p := range []PoolKey{poolA, {Namespace: "ns", Name: "other"}} {
 		s.step(Claim{Token: 1, Pool: p, Wait: wait})
 		if r := one[ClaimRefused](s); r.Why != NoPool {
 			t.Errorf("%v: %+v", p, r)
@@ -254,8 +254,8 @@ func TestClaimsThatCannotWaitAreRefusedAtOnce(t *testing.T) {
 	if r := one[ClaimRefused](s); r.Token != 2 || r.Counts.Waiting != 2 {
 		t.Errorf("refused %+v", r)
 	}
-	s.step(PoolSeen{Pool{Key: PoolKey{"ns", "b"}, DefaultPort: 80, MaxPods: 3}})
-	s.step(Claim{Token: 9, Pool: PoolKey{"ns", "b"}, Wait: wait, Count: 4})
+	s.step(PoolSeen{Pool{Key: PoolKey{Namespace: "ns", Name: "b"}, DefaultPort: 80, MaxPods: 3}})
+	s.step(Claim{Token: 9, Pool: PoolKey{Namespace: "ns", Name: "b"}, Wait: wait, Count: 4})
 	if r := one[ClaimRefused](s); r.Why != PoolEmpty || r.MaxPods != 3 {
 		t.Errorf("refused %+v", r)
 	}
@@ -376,7 +376,7 @@ func TestAvailablePodServesAWaitingClaim(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)
 	s.step(IdleAvailable{poolA})
-	s.step(IdleAvailable{PoolKey{"ns", "unknown"}})
+	s.step(IdleAvailable{PoolKey{Namespace: "ns", Name: "unknown"}})
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
 	s.step(IdleAvailable{poolA})
 	none[Claimed](s) // there is none, whatever was said

@@ -70,7 +70,7 @@ func (c *Core) asked(sb *sandbox, configured bool) {
 		c.markRunning(sb, c.now.Boot, activity.Claim) // routers of the earlier leader are waited for: see idle.Expect
 		c.routers.sendRoute(sb)                       // the earlier leader may have said that it is ready
 	}
-	c.adopt(sb.grant())
+	c.adopt(sb.Grant())
 }
 
 // neverConfigured is the message of a ConfigurationFailed that a change of leaders has caused.
@@ -80,9 +80,9 @@ const neverConfigured = "the allocator that made the claim ended before the agen
 // answered, unless it needs fewer sandboxes. If too few are left, they are released too: none of the
 // claim was granted, and its key is free.
 func (c *Core) unanswered(sb *sandbox) {
-	members, first := c.sandboxes.granted(sb.grant()), len(c.outbox.pending)
+	members, first := c.sandboxes.granted(sb.Grant()), c.outbox.Len()
 	withdraw := func(sb *sandbox, cause Cause) {
-		c.claims.Free(sb.claimKey(), sb.grant())
+		c.claims.Free(claimKey(&sb.Binding), sb.Grant())
 		sb.IdempotencyKey = ""
 		c.lost(sb, cause)
 	}
@@ -100,7 +100,7 @@ func (c *Core) unanswered(sb *sandbox) {
 		for _, other := range left {
 			withdraw(other, because(ReasonIncomplete))
 		}
-		c.outbox.join(first)
+		c.outbox.Join(first)
 	}
 }
 

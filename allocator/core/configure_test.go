@@ -195,8 +195,8 @@ func TestHookIsCalledAfterTheAgentIsConfigured(t *testing.T) {
 // agentOn is the first fact of a sandbox of an earlier term, whose claim needs so many sandboxes.
 func agentOn(name, id, key, batch string, needs int) Fact {
 	f := on(name, id)
-	f.Sandbox.Agent, f.Sandbox.IdempotencyKey, f.Sandbox.Batch = Agent{Port: 49983}, key, batch
-	f.Ungranted = needs
+	sandboxOf(f).Agent, sandboxOf(f).IdempotencyKey, sandboxOf(f).Batch = Agent{Port: 49983}, key, batch
+	f.Subject.(*SandboxFact).Ungranted = needs
 	return f
 }
 
@@ -206,7 +206,7 @@ func TestNewLeaderAsksAgentsWithoutAnObject(t *testing.T) {
 		s := newSimAt(t, 2, start)
 		shown, unshown := agentOn("a-1", "x", "", "", 1), agentOn("a-2", "y", "k", "", 1)
 		s.recoverState(State{
-			Pools: []Pool{changed(specA(1), agents)}, Pods: agentPods(3), Nodes: []string{"n1"}, Facts: []Fact{shown, unshown}, Objects: []Sandbox{*shown.Sandbox},
+			Pools: []Pool{changed(specA(1), agents)}, Pods: agentPods(3), Nodes: []string{"n1"}, Facts: []Fact{shown, unshown}, Objects: []Sandbox{*sandboxOf(shown)},
 		})
 		if e := one[Configure](s); e.Sandbox.ID != "y" || !e.Ask || e.Values != nil {
 			t.Errorf("asks %+v", e)
@@ -258,8 +258,8 @@ func earlier(t *testing.T, needs int, shown ...string) *sim {
 		Facts: []Fact{agentOn("a-1", "x", "k", "b", needs), agentOn("a-2", "y", "k", "b", needs)},
 	}
 	for _, f := range st.Facts {
-		if slices.Contains(shown, f.Sandbox.ID) {
-			st.Objects = append(st.Objects, *f.Sandbox)
+		if slices.Contains(shown, sandboxOf(f).ID) {
+			st.Objects = append(st.Objects, *sandboxOf(f))
 		}
 	}
 	s.recoverState(st)
@@ -406,7 +406,7 @@ func TestTimeoutDoesNotGrantAClaim(t *testing.T) {
 			s.step(Configured{ID: "x", OK: true})
 		}
 		effects := s.step(SetTimeout{Scope: everyTeam, Token: 1, ID: "x", Lifetime: time.Hour})
-		if f := of[Write](effects)[0].Facts[0]; (f.Ungranted == 0) != granted {
+		if f := of[Write](effects)[0].Facts[0]; (f.Subject.(*SandboxFact).Ungranted == 0) != granted {
 			t.Errorf("granted %v: journaled %+v", granted, f)
 		}
 		if n := len(of[WriteObject](s.effects)); (n > 0) != granted {
@@ -418,7 +418,7 @@ func TestTimeoutDoesNotGrantAClaim(t *testing.T) {
 func TestIdleTimeBeginsWhenTheAgentHasAnswered(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := agentOn("a-1", "x", "k", "", 1)
-	f.Sandbox.IdleTimeout, f.Sandbox.ClaimedAt = time.Minute, start.Wall.Add(-time.Second)
+	sandboxOf(f).IdleTimeout, sandboxOf(f).ClaimedAt = time.Minute, start.Wall.Add(-time.Second)
 	s.recover([]Pool{changed(specA(0), agents)}, agentPods(1), f)
 	for range 40 {
 		s.pass(time.Minute)

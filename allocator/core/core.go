@@ -1,11 +1,13 @@
 package core
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/claims"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/fence"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
 	"github.com/berth-sandbox/berth/allocator/core/member"
@@ -66,7 +68,7 @@ type Core struct {
 	pressure   bool
 	closing    bool
 
-	outbox      *outbox
+	outbox      *fact.Outbox
 	pools       poolTable
 	pods        map[PodKey]*pod
 	lives       map[PodKey]PodKey // of pods: the whole pod -> its present life
@@ -122,7 +124,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	}
 	st := &step{now: now}
 	c := &Core{
-		step: st, cfg: cfg, started: now, ticked: now.Boot, outbox: &outbox{step: st, term: cfg.Term, linger: cfg.Linger, ready: true},
+		step: st, cfg: cfg, started: now, ticked: now.Boot, outbox: fact.NewOutbox(cfg.Term, cfg.Linger),
 		pools: poolTable{byKey: map[PoolKey]*pool{}, window: minWindow, surge: firstSurge}, pods: map[PodKey]*pod{}, lives: map[PodKey]PodKey{}, nodes: nodeTable{},
 		retirements: map[PodKey]*retirement{}, taints: taint.New[PodKey](), sandboxes: newSandboxTable(),
 		configuring: map[string]*sandbox{}, fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
@@ -179,9 +181,9 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		}
 		c.answer(c.claims.Awaited()...)
 	case Written:
-		c.outbox.written(ev.At)
+		c.outbox.Written(cmp.Or(ev.At, now.Boot))
 	case WriterReady:
-		c.outbox.ready = true
+		c.outbox.Ready()
 	case Release:
 		c.release(ev)
 	case ObjectWritten:
@@ -242,7 +244,9 @@ func (c *Core) take() []Effect {
 	c.advanceFences()
 	c.settlePools()
 	c.routers.sendReleases()
-	c.outbox.flush()
+	if facts := c.outbox.Flush(c.now.Boot); facts != nil {
+		c.emit(Write{facts})
+	}
 	out := c.out
 	c.out = nil
 	return out

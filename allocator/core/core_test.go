@@ -35,7 +35,7 @@ func (s *sim) check() {
 }
 
 var (
-	poolA = PoolKey{"ns", "a"}
+	poolA = PoolKey{Namespace: "ns", Name: "a"}
 	start = Instant{Boot: time.Hour, Wall: time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)}
 )
 
@@ -149,7 +149,7 @@ func none[T Effect](s *sim) {
 	}
 }
 
-func key(name string) PodKey { return PodKey{"ns", name, "uid-" + name} }
+func key(name string) PodKey { return PodKey{Namespace: "ns", Name: name, UID: "uid-" + name} }
 
 // warmPod is an observation of a pod that can be handed out.
 func warmPod(name string) Pod {
@@ -168,15 +168,15 @@ func with(p Pod, change func(*Pod)) Pod {
 // on is the fact that a sandbox of an earlier term runs on a pod; released, that
 // it was released.
 func on(name, id string) Fact {
-	revision := Revision{1, 5}
-	return Fact{Revision: revision, Sandbox: &Sandbox{
+	revision := Revision{Term: 1, Counter: 5}
+	return Fact{Revision: revision, Subject: &SandboxFact{Sandbox: Sandbox{
 		Binding: Binding{ID: id}, Pool: poolA, Pod: key(name), IP: warmPod(name).IP, DefaultPort: 80, Phase: Running, Revision: revision,
-	}}
+	}}}
 }
 
 func released(name, id string) Fact {
 	f := on(name, id)
-	f.Sandbox.Phase, f.Sandbox.Reason, f.Sandbox.ReleasedAt = Released, ReasonKilled, start.Wall.Add(-time.Minute)
+	sandboxOf(f).Phase, sandboxOf(f).Reason, sandboxOf(f).ReleasedAt = Released, ReasonKilled, start.Wall.Add(-time.Minute)
 	return f
 }
 
@@ -207,10 +207,10 @@ func (s *sim) release(id string) []Effect {
 func (s *sim) given() Sandbox {
 	s.t.Helper()
 	facts := one[Write](s).Facts
-	if len(facts) != 1 || facts[0].Sandbox == nil {
+	if len(facts) != 1 || sandboxOf(facts[0]) == nil {
 		s.t.Fatalf("written: %+v", facts)
 	}
-	return *facts[0].Sandbox
+	return *sandboxOf(facts[0])
 }
 
 // record confirms all records among effects.
@@ -280,8 +280,8 @@ func TestSameEventsHaveTheSameEffects(t *testing.T) {
 		var facts []Fact
 		for i := range uint64(many) {
 			facts = append(facts,
-				Fact{Revision: Revision{1, 2*i + 1}, Session: fmt.Sprintf("earlier-%d", i)},
-				Fact{Revision: Revision{1, 2*i + 2}, Retired: key(fmt.Sprintf("gone-%d", i))})
+				Fact{Revision: Revision{Term: 1, Counter: 2*i + 1}, Subject: &SessionFact{ID: fmt.Sprintf("earlier-%d", i)}},
+				Fact{Revision: Revision{Term: 1, Counter: 2*i + 2}, Subject: &RetirementFact{Pod: key(fmt.Sprintf("gone-%d", i))}})
 		}
 		do(s.recover([]Pool{pool}, pods, facts...))
 		for i := range uint64(many) {
@@ -401,7 +401,7 @@ func TestListSelectsByPoolTeamAndPhase(t *testing.T) {
 		pods = append(pods, with(warmPod("a-"+strconv.Itoa(i)), func(p *Pod) { p.IP = netip.AddrFrom4([4]byte{10, 0, 1, byte(i)}) }))
 		pods = append(pods, with(warmPod("b-"+strconv.Itoa(i)), func(p *Pod) { p.Pool, p.IP = "b", netip.AddrFrom4([4]byte{10, 0, 2, byte(i)}) }))
 	}
-	poolB := PoolKey{poolA.Namespace, "b"}
+	poolB := PoolKey{Namespace: poolA.Namespace, Name: "b"}
 	s.recover([]Pool{specA(6), changed(specA(6), func(p *Pool) { p.Key = poolB })}, pods)
 	names := map[string]string{} // of sandboxes: pool, team, number
 	for i := range 6 {
@@ -429,7 +429,7 @@ func TestListSelectsByPoolTeamAndPhase(t *testing.T) {
 		{Query{Selection: of(poolB, ""), Live: true, Most: 9}, "bx0 by1 b2", false},
 		{Query{Selection: of(PoolKey{}, "y"), Live: true, Most: 9}, "ay1 by1", false},
 		{Query{Selection: of(poolA, "x"), Live: true, Most: 9}, "ax0", false},
-		{Query{Selection: of(PoolKey{poolA.Namespace, "c"}, ""), Live: true, Most: 9}, "", false},
+		{Query{Selection: of(PoolKey{Namespace: poolA.Namespace, Name: "c"}, ""), Live: true, Most: 9}, "", false},
 		{Query{Selection: of(poolA, ""), Gone: true, Most: 9}, "ax3 ay4 a5", false},
 		{Query{Selection: of(PoolKey{}, ""), Gone: true, Most: 1, Order: NewestFirst}, "b5", true},
 		{Query{Selection: of(PoolKey{}, "x"), Live: true, Gone: true, Most: 4}, "ax0 bx0 ax3 bx3", false},
@@ -467,4 +467,28 @@ func TestListSelectsByPoolTeamAndPhase(t *testing.T) {
 		}
 	}
 	checkSandboxes(t, s.core)
+}
+
+// sandboxOf returns the sandbox of a fact; nil: it is about another thing.
+func sandboxOf(f Fact) *Sandbox {
+	if s, ok := f.Subject.(*SandboxFact); ok {
+		return &s.Sandbox
+	}
+	return nil
+}
+
+// sessionOf returns what a fact says about a session, and retirementOf what it says about a retirement; zero: it is
+// about another thing.
+func sessionOf(f Fact) *SessionFact {
+	if s, ok := f.Subject.(*SessionFact); ok {
+		return s
+	}
+	return &SessionFact{}
+}
+
+func retirementOf(f Fact) *RetirementFact {
+	if r, ok := f.Subject.(*RetirementFact); ok {
+		return r
+	}
+	return &RetirementFact{}
 }

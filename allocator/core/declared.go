@@ -24,9 +24,9 @@ func (r *routers) declareDead(ev DeclareDead) {
 		if isNew {
 			r.ending(s)
 			said := &Declaration{By: ev.By, Reason: ev.Reason, At: r.now.Wall}
-			fact := r.factOf(s)
-			fact.From, fact.Left, fact.Declared = s.From, true, said
-			d.Withdraw = r.outbox.commit(fact, true, func(f Fact, _ time.Duration) { r.declaredDead(s, d, f) }).withdraw
+			f := r.factOf(s)
+			f.From, f.Left, f.Declared = s.From, true, said
+			d.Withdraw = r.outbox.Commit(r.now.Boot, f, true, func(rev Revision, _ time.Duration) { r.declaredDead(s, d, said, rev) }).Withdraw
 		}
 		return
 	}
@@ -34,15 +34,15 @@ func (r *routers) declareDead(ev DeclareDead) {
 }
 
 // declaredDead acts on a committed declaration.
-func (r *routers) declaredDead(s *member.Session, d *member.Declaration, f Fact) {
+func (r *routers) declaredDead(s *member.Session, d *member.Declaration, said *Declaration, revision Revision) {
 	fences := 0
 	if s.Ended() { // in another way; that fact is journaled or on its way
-		r.emit(Settle{Session: s.ID, Revision: f.Revision})
+		r.emit(Settle{SessionID(s.ID), revision})
 	} else {
 		fences = r.fences.CountByRouter()[s.ID]
 		r.end(s, false, r.now.Boot) // its Envoy has ended with it
-		r.members.Ban(s.ID, member.Revision(f.Revision), fences, r.now.Boot+r.cfg.expiry(s.MaxStale))
-		r.emit(SessionDeclaredDead{Session: s.ID, From: s.From, Declaration: *f.Declared, Fences: fences})
+		r.members.Ban(s.ID, revision, fences, r.now.Boot+r.cfg.expiry(s.MaxStale))
+		r.emit(SessionDeclaredDead{Session: s.ID, From: s.From, Declaration: *said, Fences: fences})
 	}
 	for _, token := range d.Tokens {
 		r.emit(DeadDeclared{Token: token, Status: DeclareOK, Fences: fences})

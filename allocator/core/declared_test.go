@@ -77,7 +77,7 @@ func TestFencesListSessionsTheyWaitFor(t *testing.T) {
 
 func TestRouterOfEarlierTermIsShownAsNotHeard(t *testing.T) {
 	s := newSimAt(t, 2, start)
-	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, released("a-1", "x"), Fact{Revision: Revision{1, 1}, Session: "r", From: "10.1.0.1"})
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, released("a-1", "x"), Fact{Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r", From: "10.1.0.1"}})
 	s.pass(time.Second)
 	if got, want := s.fence().Waiting[0].SessionStatus, (SessionStatus{ID: "r", From: "10.1.0.1", Expires: lease + expiry - time.Second}); got != want {
 		t.Errorf("%+v, expected %+v", got, want)
@@ -119,7 +119,7 @@ func TestDurableDeclarationEndsTheWaitForRouter(t *testing.T) {
 	s, sb := silent(t)
 	s.slow = true
 	s.declare("r")
-	if f := one[Write](s).Facts; len(f) != 1 || f[0].Session != "r" || !f[0].Left || *f[0].Declared != (Declaration{"ops", "its node burnt", s.now.Wall}) {
+	if f := one[Write](s).Facts; len(f) != 1 || sessionOf(f[0]).ID != "r" || !sessionOf(f[0]).Left || *sessionOf(f[0]).Declared != (Declaration{By: "ops", Reason: "its node burnt", At: s.now.Wall}) {
 		t.Errorf("written %+v", f)
 	}
 	none[DeadDeclared](s)
@@ -182,7 +182,7 @@ func TestConnectedRouterIsNotDeclaredDead(t *testing.T) {
 
 	// When a leader begins no router is connected, and the last leader may have heard them.
 	s = newSimAt(t, 2, start)
-	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, released("a-1", "x"), Fact{Revision: Revision{1, 1}, Session: "r"})
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, released("a-1", "x"), Fact{Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r"}})
 	refused(DeadDeclared{Token: 7, Status: DeclareHeard, Wait: lease + declareAfter})
 	s.pass(lease + declareAfter)
 	s.declare("r")
@@ -215,7 +215,7 @@ func TestDeclaredDeadRouterMustChangeItsID(t *testing.T) {
 	s.pass(maxStale)
 	turnedAway(4)
 	s.pass(maxStale / 50) // from now on nothing that it knew is fresh
-	if settled := of[Settle](s.effects); len(settled) == 0 || settled[0].Session != "r" {
+	if settled := of[Settle](s.effects); len(settled) == 0 || settled[0].Thing != SessionID("r") {
 		t.Errorf("settled %+v", settled)
 	}
 	s.join("r", 5)
@@ -240,7 +240,7 @@ func TestNextLeaderKnowsWhichRoutersAreBanned(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	s.pass(2 * maxStale)
-	if e := one[Settle](s); e.Session != "r" || e.Revision != fact.Revision {
+	if e := one[Settle](s); e.Thing != SessionID("r") || e.Revision != fact.Revision {
 		t.Errorf("settled %+v", e)
 	}
 }
@@ -250,7 +250,8 @@ func TestReturningRouterWithdrawsItsDeclaration(t *testing.T) {
 	s.slow = true
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
 	s.step(DeclareDead{Token: 6, Session: "unknown"})
-	s.core.outbox.ready = false // something else is being written
+	s.core.outbox.Commit(s.now.Boot, &RetirementFact{Pod: key("a-9")}, true, func(Revision, time.Duration) {})
+	s.core.outbox.Flush(s.now.Boot) // something else is being written
 	s.declare("r")
 	s.step(SessionJoined{Session: "r", Stream: 2})
 	if a := one[DeadDeclared](s); a != (DeadDeclared{Token: 7, Status: DeclareConnected}) {
@@ -329,7 +330,7 @@ func TestOldDeclarationDoesNotEndNewSession(t *testing.T) {
 	none[SessionDeclaredDead](s)
 	none[CloseStream](s)
 	facts := one[Write](s).Facts
-	if len(facts) < 2 || !facts[len(facts)-2].Left || facts[len(facts)-1].Session != "r" || facts[len(facts)-1].Left {
+	if len(facts) < 2 || !sessionOf(facts[len(facts)-2]).Left || sessionOf(facts[len(facts)-1]).ID != "r" || sessionOf(facts[len(facts)-1]).Left {
 		t.Errorf("written %+v", facts)
 	}
 	s.written() // that the one has expired, and the other has joined

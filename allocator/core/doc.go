@@ -4,21 +4,23 @@
 //
 // # Rooms
 //
-// Core keeps the step, the life of sandboxes, recovery and the outbox. Pure ledgers keep
-// what can be decided without the rest. A ledger is keyed by IDs, has its own package comment
-// and model test, and imports nothing of Core.
+// Core keeps the step, the life of sandboxes and recovery. Pure ledgers keep what can be decided
+// without the rest. A ledger is keyed by IDs, has its own package comment and model test, and imports
+// nothing of Core but package fact.
 //
+//	core/fact       what the journal keeps, and the facts that are on their way into it
 //	core/claims     the claims without an answer, whose turn it is, and the idempotency keys
 //	core/teams      whether the limits of a team allow a claim
 //	core/fence      what the release of a sandbox waits for
 //	core/member     the sessions of routers: which may serve routes, and how far each has come
+//	core/demand     how many warm pods a pool needs, from its claims of late
 //	core/taint      the addresses that stale routes may still reach, and the pods that were there
 //	core/idle       when a sandbox is released for not being used
 //	core/warm       the warm pods of a pool, in the order in which they are handed out
 //	core/deadline   the next deadline of each sandbox
 //
 // Within Core, what concerns one part alone is a method of that part, and no part points back to
-// Core: the outbox, the tables of pools, nodes and sandboxes, and the routers, which keep the
+// Core: the tables of pools, nodes and sandboxes, and the routers, which keep the
 // ledgers of sessions in step and send the messages. Core decides what concerns several of them.
 // View reads it.
 //
@@ -41,7 +43,6 @@
 //	pods.go         pods, from pending to deleted
 //	retire.go       idle pods that are taken out of use for good
 //	recycle.go      pods that become warm again after a sandbox
-//	outbox.go       facts on their way into the journal
 //	objects.go      the Sandbox objects
 //	view.go         queries, in a stable order
 //	table.go        the sandboxes: by ID, by pod, in the order of their claims, in that of their ends

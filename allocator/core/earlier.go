@@ -55,9 +55,9 @@ func (c *Core) earlierLives(ev EarlierSeen) {
 	}
 	// The session counts at once, not only when it is durable. The worst consequence is a wait
 	// that is too long.
-	fact := r.factOf(s)
-	fact.From, fact.Earlier = s.From, true
-	c.outbox.commit(fact, true, func(Fact, time.Duration) {
+	f := r.factOf(s)
+	f.From, f.Earlier = s.From, true
+	c.outbox.Commit(c.now.Boot, f, true, func(Revision, time.Duration) {
 		if !isNew {
 			r.members.Learned(s)
 		}

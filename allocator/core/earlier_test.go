@@ -8,7 +8,7 @@ import (
 // ---- a journal that was begun anew
 
 func earlierFact() Fact {
-	return Fact{Revision: Revision{1, 0}, Session: EarlierSession("j1"), From: EarlierFrom, Earlier: true}
+	return Fact{Revision: Revision{Term: 1, Counter: 0}, Subject: &SessionFact{ID: EarlierSession("j1"), From: EarlierFrom, Earlier: true}}
 }
 
 // allEarlier is for how long a new leader waits for the routers of an earlier journal.
@@ -87,7 +87,7 @@ func TestNextLeaderWaitsForEarlierRoutersAgain(t *testing.T) {
 	for _, w := range of[Write](s.effects) {
 		facts = append(facts, w.Facts...)
 	}
-	if len(facts) != 3 || facts[0].Retired == (PodKey{}) || facts[1].Retired == (PodKey{}) || !facts[2].Left {
+	if len(facts) != 3 || retirementOf(facts[0]).Pod == (PodKey{}) || retirementOf(facts[1]).Pod == (PodKey{}) || !sessionOf(facts[2]).Left {
 		t.Fatalf("written %+v", facts)
 	}
 	for n := range len(facts) + 1 {
@@ -118,7 +118,7 @@ func TestDeclarationEndsTheWaitForEarlierRouters(t *testing.T) {
 
 	// The leader that follows believes it, too.
 	next := newSimAt(t, 3, s.now)
-	next.recover([]Pool{specA(1)}, []Pod{warmPod("a-5")}, Fact{Session: EarlierSession("j1"), Left: true, Declared: &Declaration{By: "ops"}})
+	next.recover([]Pool{specA(1)}, []Pod{warmPod("a-5")}, Fact{Subject: &SessionFact{ID: EarlierSession("j1"), Left: true, Declared: &Declaration{By: "ops"}}})
 	next.claim()
 }
 
@@ -132,7 +132,7 @@ func TestDeclarationOfEarlierRoutersRetiresEveryPod(t *testing.T) {
 	s.slow = true
 	s.step(DeclareDead{Token: 8, Session: EarlierSession("j1"), By: "ops"})
 	facts := one[Write](s).Facts
-	if len(facts) != 3 || facts[0].Retired.Name != "a-1" || facts[1].Retired.Name != "a-2" || facts[2].Declared == nil {
+	if len(facts) != 3 || retirementOf(facts[0]).Pod.Name != "a-1" || retirementOf(facts[1]).Pod.Name != "a-2" || sessionOf(facts[2]).Declared == nil {
 		t.Fatalf("written %+v", facts)
 	}
 	s.step(PodSeen{warmPod("a-6")})
@@ -158,7 +158,7 @@ func TestRouterOfAnotherJournalStartsQuarantine(t *testing.T) {
 	written := false
 	for _, w := range of[Write](s.effects) {
 		for _, f := range w.Facts {
-			written = written || f.Session == EarlierSession("j0") && f.Earlier
+			written = written || sessionOf(f).ID == EarlierSession("j0") && sessionOf(f).Earlier
 		}
 	}
 	if !written {
@@ -194,11 +194,11 @@ func TestPodsRetireBeforeLastEarlierSessionEnds(t *testing.T) {
 			discarded, left := map[string]bool{}, map[string]bool{}
 			for effects := end(s); len(of[Write](effects)) > 0; effects = s.written() {
 				for _, f := range one[Write](&sim{t: t, effects: effects}).Facts {
-					if f.Retired != (PodKey{}) {
-						discarded[f.Retired.Name] = true
+					if retirementOf(f).Pod != (PodKey{}) {
+						discarded[retirementOf(f).Pod.Name] = true
 					}
-					if f.Left {
-						left[f.Session] = true
+					if sessionOf(f).Left {
+						left[sessionOf(f).ID] = true
 					}
 					if len(left) == 2 && len(discarded) != 2 {
 						t.Errorf("both sessions have ended, and only %v are discarded", discarded)

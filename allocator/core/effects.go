@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 )
 
@@ -22,12 +23,9 @@ type (
 	// Write commits facts to the journal, in their order. Written answers it when all of them are
 	// durable, and WriterReady later. Core emits no other Write before.
 	Write struct{ Facts []Fact }
-	// Settle: the journal may drop this state of a sandbox, a session, or the intent to delete a
-	// pod. One of the three is set.
+	// Settle: the journal may drop this fact.
 	Settle struct {
-		ID       string
-		Session  string
-		Pod      PodKey
+		fact.Thing
 		Revision Revision
 	}
 	// DeletePod deletes the pod. PodGone follows.

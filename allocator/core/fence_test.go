@@ -22,8 +22,8 @@ func TestReleaseIsSentOnlyWhenDurable(t *testing.T) {
 	none[ReleaseAnswered](s)
 	none[WriteObject](s)
 	s.step(Release{Scope: everyTeam, Token: 3, ID: sb.ID, Reason: ReasonKilled})
-	if len(s.core.outbox.pending) > 0 { // one fact is enough for two callers
-		t.Errorf("waits: %+v", s.core.outbox.pending)
+	if s.core.outbox.Len() > 0 { // one fact is enough for two callers
+		t.Errorf("waits: %+v", s.core.outbox.Len())
 	}
 	s.written()
 	one[SendRelease](s)
@@ -97,7 +97,7 @@ func TestReleaseWaitsForRecentlyConnectedRouter(t *testing.T) {
 func TestReleaseWaitsForRoutersOfTheLastLeader(t *testing.T) {
 	recovered := func(t *testing.T) *sim {
 		s := newSimAt(t, 2, start)
-		s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, Fact{Revision: Revision{1, 1}, Session: "r", From: "10.1.0.1"})
+		s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, Fact{Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r", From: "10.1.0.1"}})
 		return s
 	}
 	t.Run("it joins", func(t *testing.T) {
@@ -217,7 +217,7 @@ func TestDisconnectedRouterIsAwaitedByNewFences(t *testing.T) {
 // between, and has received nothing from it, may go back to the deposed one.
 func TestJoinNeverShortensTheWaitForRouter(t *testing.T) {
 	s := newSimAt(t, 2, start)
-	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1")}, on("a-1", "x"), Fact{Revision: Revision{1, 1}, Session: "r"})
+	s.recover([]Pool{specA(5)}, []Pod{warmPod("a-1")}, on("a-1", "x"), Fact{Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r"}})
 	s.step(SessionJoined{Session: "r", Stream: 1})
 	s.step(SessionLeft{Session: "r", Stream: 1})
 	s.release("x")

@@ -114,7 +114,7 @@ func TestNextLeaderKnowsTheGatewaysOfRouters(t *testing.T) {
 	s.step(SessionJoined{Session: "r", Stream: 1, Gateway: hereGateway})
 	fact := one[Write](s).Facts[0]
 	next := newSimAt(t, 2, start)
-	next.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), fact, Fact{Revision: Revision{1, 9}, Session: "early"})
+	next.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), fact, Fact{Revision: Revision{Term: 1, Counter: 9}, Subject: &SessionFact{ID: "early"}})
 	next.release("x")
 	for _, session := range []string{"r", "early"} { // the last one is of an earlier version
 		next.step(SessionDead{Session: session, By: "q", Gateway: otherGateway})
@@ -128,7 +128,7 @@ func TestNextLeaderKnowsTheGatewaysOfRouters(t *testing.T) {
 // Invariant: I3
 func TestReturningRouterHasItsGatewayJournaled(t *testing.T) {
 	s := newSimAt(t, 2, start)
-	s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), Fact{Revision: Revision{1, 7}, Session: "r", From: "10.0.0.1"})
+	s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), Fact{Revision: Revision{Term: 1, Counter: 7}, Subject: &SessionFact{ID: "r", From: "10.0.0.1"}})
 	s.slow = true
 	for stream := range uint64(2) { // it tries again at once
 		s.step(SessionJoined{Session: "r", Stream: 1 + stream, Gateway: hereGateway})
@@ -136,7 +136,7 @@ func TestReturningRouterHasItsGatewayJournaled(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 		if stream == 0 {
-			if f := one[Write](s).Facts; len(f) != 1 || f[0].Gateway != hereGateway || f[0].From != "10.0.0.1" {
+			if f := one[Write](s).Facts; len(f) != 1 || sessionOf(f[0]).Gateway != hereGateway || sessionOf(f[0]).From != "10.0.0.1" {
 				t.Errorf("written %+v", f)
 			}
 		}
@@ -158,7 +158,7 @@ func TestNoRouterEndsTheSessionOfAnEarlierJournal(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, earlierFact())
 	s.step(SessionJoined{Session: "r", Stream: 1})
-	earlier := earlierFact().Session
+	earlier := sessionOf(earlierFact()).ID
 	for _, ev := range []Event{
 		SessionDead{Session: earlier, By: "r"}, SessionGoodbye{Session: earlier, Stream: 1},
 		SessionJoined{Session: earlier, Stream: 2}, SessionGoodbye{Session: earlier, Stream: 2},

@@ -57,7 +57,7 @@ func (t *poolTable) busyProbeOf(s *sandbox) (probe BusyProbe, ok bool) {
 // requests are held until the verdict is durable.
 func (c *Core) reapIdle() {
 	c.decide(c.idle.Expire(c.now.Boot))
-	if c.closing || c.outbox.stands() {
+	if c.closing || c.outbox.Stalled(c.now.Boot) {
 		return
 	}
 	probes, ask, verdict := c.idle.Ask(c.now.Boot, func(id string) bool {
@@ -116,7 +116,7 @@ func (c *Core) persistActivity() {
 			continue
 		}
 		s.LastActive = active
-		s.Revision = c.outbox.revision()
+		s.Revision = c.outbox.Next()
 		c.emit(WriteObject{Sandbox: s.Sandbox, Touch: true})
 	}
 }

@@ -15,12 +15,12 @@ func TestNewLeaderAllowsForUnwrittenActivity(t *testing.T) {
 	recovered := func(t *testing.T, claimed, active time.Duration) *sim {
 		s := newSimAt(t, 2, start)
 		f := on("a-1", "x")
-		f.Sandbox.IdleTimeout, f.Sandbox.ClaimedAt = time.Hour, start.Wall.Add(-claimed)
-		record := *f.Sandbox
+		sandboxOf(f).IdleTimeout, sandboxOf(f).ClaimedAt = time.Hour, start.Wall.Add(-claimed)
+		record := *sandboxOf(f)
 		if active > 0 {
 			record.LastActive = start.Wall.Add(-active)
 		}
-		s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f, {Session: "r"}}, Objects: []Sandbox{record}})
+		s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f, {Subject: &SessionFact{ID: "r"}}}, Objects: []Sandbox{record}})
 		return s
 	}
 	const margin = recoveryMargin + 2*expiry
@@ -49,11 +49,11 @@ func TestNewLeaderAllowsForUnwrittenActivity(t *testing.T) {
 func TestNewLeaderWaitsForRoutersOfAGrantWithoutObject(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := on("a-1", "x")
-	f.Sandbox.IdleTimeout, f.Sandbox.ClaimedAt, f.Sandbox.Agent = idleFor, start.Wall, Agent{Port: 49983}
-	f.Ungranted = 1
+	sandboxOf(f).IdleTimeout, sandboxOf(f).ClaimedAt, sandboxOf(f).Agent = idleFor, start.Wall, Agent{Port: 49983}
+	f.Subject.(*SandboxFact).Ungranted = 1
 	s.recoverState(State{
 		Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(agentPod("a-1"), func(p *Pod) { p.Used = true })},
-		Facts: []Fact{f, {Revision: Revision{1, 1}, Session: "r"}},
+		Facts: []Fact{f, {Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r"}}},
 	})
 	s.step(Configured{ID: "x", OK: true})
 	s.pass(idleFor) // r is not connected, and may have requests open
@@ -67,7 +67,7 @@ func TestNewLeaderWaitsForRoutersOfAGrantWithoutObject(t *testing.T) {
 func TestNewLeaderAllowsForTwentyMinutesOfClockSkew(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := on("a-1", "x")
-	f.Sandbox.IdleTimeout, f.Sandbox.ClaimedAt = idleFor, start.Wall.Add(-20*time.Minute)
+	sandboxOf(f).IdleTimeout, sandboxOf(f).ClaimedAt = idleFor, start.Wall.Add(-20*time.Minute)
 	s.recover([]Pool{idlePool(0)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, f)
 	s.joinAndReport("r", 1)
 	for range 2 { // it was claimed a moment ago
@@ -87,7 +87,7 @@ func afterLeader(t *testing.T, at Instant, record Sandbox, stale time.Duration, 
 	s.restart()
 	s.recoverState(State{
 		Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })},
-		Facts: append([]Fact{{Revision: record.Revision, Sandbox: &record}, {Revision: Revision{1, 1}, Session: "q"}}, facts...), Objects: []Sandbox{record},
+		Facts: append([]Fact{{Revision: record.Revision, Subject: &SandboxFact{Sandbox: record}}, {Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "q"}}}, facts...), Objects: []Sandbox{record},
 	})
 	s.joinAndReport("q", 1)
 	return s
@@ -121,7 +121,9 @@ func TestNextLeaderKnowsTheEndOfARouter(t *testing.T) {
 					}
 					s.effects = effects
 					for _, settled := range of[Settle](s.effects) {
-						delete(left, settled.Session)
+						if id, ok := settled.Thing.(SessionID); ok {
+							delete(left, string(id))
+						}
 					}
 				}
 			}
@@ -129,9 +131,11 @@ func TestNextLeaderKnowsTheEndOfARouter(t *testing.T) {
 			s.step(SessionLeft{Session: "r", Stream: 2})
 			s.step(SessionDead{Session: "r", By: "q"})
 			died := s.now.Boot
-			left["r"] = Fact{Revision: Revision{1, 99}, Session: "r", Left: true}
+			left["r"] = Fact{Revision: Revision{Term: 1, Counter: 99}, Subject: &SessionFact{ID: "r", Left: true}}
 			for _, settled := range of[Settle](s.effects) {
-				delete(left, settled.Session)
+				if id, ok := settled.Thing.(SessionID); ok {
+					delete(left, string(id))
+				}
 			}
 			s.step(SessionPing{Session: "q", Stream: 1, Nonce: 7})
 			s.looksAt("envoy of r", 1, 7)
@@ -214,9 +218,9 @@ func TestNewLeaderAllowsForRequestsLeftOpen(t *testing.T) {
 func TestNewLeaderReadsActivityFromTheObject(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := on("a-1", "x")
-	f.Sandbox.IdleTimeout, f.Sandbox.ClaimedAt = time.Hour, start.Wall.Add(-5*time.Hour)
-	record := *f.Sandbox
-	record.Revision, record.LastActive = Revision{1, 4}, start.Wall.Add(-45*time.Minute)
+	sandboxOf(f).IdleTimeout, sandboxOf(f).ClaimedAt = time.Hour, start.Wall.Add(-5*time.Hour)
+	record := *sandboxOf(f)
+	record.Revision, record.LastActive = Revision{Term: 1, Counter: 4}, start.Wall.Add(-45*time.Minute)
 	s.recoverState(State{Pools: []Pool{idlePool(0)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Facts: []Fact{f}, Objects: []Sandbox{record}})
 	const margin = recoveryMargin + 2*expiry
 	list := s.activities(everySandbox, 1)
@@ -228,9 +232,9 @@ func TestNewLeaderReadsActivityFromTheObject(t *testing.T) {
 func TestNewLeaderAsksRoutersOfEarlierTerms(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := on("a-1", "x")
-	f.Sandbox.IdleTimeout = idleFor
+	sandboxOf(f).IdleTimeout = idleFor
 	s.recover([]Pool{idlePool(0)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })},
-		f, Fact{Revision: Revision{1, 1}, Session: "q"}, Fact{Revision: Revision{1, 2}, Session: "r"})
+		f, Fact{Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "q"}}, Fact{Revision: Revision{Term: 1, Counter: 2}, Subject: &SessionFact{ID: "r"}})
 	s.joinAndReport("q", 1)
 	s.pass(recoveryMargin / 1000)
 	s.now.Boot += 30 * time.Second

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
 )
 
@@ -27,13 +28,13 @@ func TestRouterNotYetDurableBlocksTheQuestion(t *testing.T) {
 			if len(s.core.routers.members.All()) > 0 {
 				t.Fatal("it has not expired")
 			}
-			s.pass(idleFor - standsAfter/2)
+			s.pass(idleFor - fact.StalledAfter/2)
 			s.slow = true
 			s.step(SessionJoined{Session: "r", Stream: 2})
 			none[SendSnapshot](s)
 			c(s)
 			for range 9 { // after that the journal stands still, which is another reason
-				s.pass(standsAfter / 10)
+				s.pass(fact.StalledAfter / 10)
 				none[SendQuiesce](s)
 				if got, _ := s.core.View().Sandbox(sb.ID); got.Phase != Running {
 					t.Fatalf("it is on its way to being released: %+v", got)
@@ -67,16 +68,16 @@ func TestJoinEndsTheRoundBeforeItIsDurable(t *testing.T) {
 	s.says(q, 1)
 	for _, w := range of[Write](s.effects) {
 		for _, f := range w.Facts {
-			if f.Sandbox != nil {
-				t.Errorf("released without its word: %+v", f.Sandbox)
+			if sandboxOf(f) != nil {
+				t.Errorf("released without its word: %+v", sandboxOf(f))
 			}
 		}
 	}
 	s.effects = append(s.effects, s.written()...)
 	for _, w := range of[Write](s.effects) {
 		for _, f := range w.Facts {
-			if f.Sandbox != nil {
-				t.Errorf("released without its word: %v %v", f.Sandbox.Phase, f.Sandbox.Reason)
+			if sandboxOf(f) != nil {
+				t.Errorf("released without its word: %v %v", sandboxOf(f).Phase, sandboxOf(f).Reason)
 			}
 		}
 	}
@@ -156,12 +157,12 @@ func TestRoundAsksAboutBoundedNumber(t *testing.T) {
 	for i := range all {
 		f := on("a-1", fmt.Sprintf("id%04d", i))
 		name := fmt.Sprintf("a-%d", i)
-		f.Sandbox.Pod, f.Sandbox.IdleTimeout = key(name), idleFor
-		f.Sandbox.IP = address(i)
+		sandboxOf(f).Pod, sandboxOf(f).IdleTimeout = key(name), idleFor
+		sandboxOf(f).IP = address(i)
 		facts = append(facts, f)
 		pods = append(pods, with(warmPod("a-1"), func(p *Pod) { p.Key, p.IP, p.Used = key(name), address(i), true }))
 	}
-	s.recover([]Pool{idlePool(0)}, pods, append(facts, Fact{Session: "r"})...)
+	s.recover([]Pool{idlePool(0)}, pods, append(facts, Fact{Subject: &SessionFact{ID: "r"}})...)
 	s.joinAndReport("r", 1)
 	s.pass(time.Millisecond)
 	q := s.asks(1)

@@ -79,11 +79,11 @@ func TestIdempotencyKeyHoldsUnderTheNextLeader(t *testing.T) {
 	for _, object := range []bool{false, true} {
 		s := newSimAt(t, 2, start)
 		running, ended := on("a-1", "x"), released("a-2", "y")
-		running.Sandbox.Team, running.Sandbox.IdempotencyKey, running.Sandbox.RequestHash = "t", "k1", [32]byte{1}
-		ended.Sandbox.Team, ended.Sandbox.IdempotencyKey = "t", "k2"
+		sandboxOf(running).Team, sandboxOf(running).IdempotencyKey, sandboxOf(running).RequestHash = "t", "k1", [32]byte{1}
+		sandboxOf(ended).Team, sandboxOf(ended).IdempotencyKey = "t", "k2"
 		st := State{Pools: []Pool{specA(1)}, Nodes: []string{"n1"}, Pods: []Pod{warmPod("a-1"), warmPod("a-3")}}
 		if object {
-			st.Objects = []Sandbox{*running.Sandbox, *ended.Sandbox}
+			st.Objects = []Sandbox{*sandboxOf(running), *sandboxOf(ended)}
 		} else {
 			st.Facts = []Fact{running, ended}
 		}

@@ -94,8 +94,8 @@ func (c *Core) setTimeout(ev SetTimeout) {
 	}
 	s.pendingTimeouts++
 	s.nextEnd = end
-	next := s.next()
-	c.outbox.commit(Fact{Sandbox: &next, Ungranted: s.ungranted}, true, func(f Fact, _ time.Duration) { c.timeoutSet(s, ev.Token, f) })
+	next := &SandboxFact{Sandbox: s.next(), Ungranted: s.ungranted}
+	c.outbox.Commit(c.now.Boot, next, true, func(Revision, time.Duration) { c.timeoutSet(s, ev.Token, next) })
 }
 
 // next returns the state that the next fact of a sandbox starts from: its state, with the changes
@@ -110,9 +110,9 @@ func (s *sandbox) next() Sandbox {
 }
 
 // timeoutSet acts on a committed change of an end.
-func (c *Core) timeoutSet(s *sandbox, token uint64, f Fact) {
+func (c *Core) timeoutSet(s *sandbox, token uint64, f *SandboxFact) {
 	s.pendingTimeouts--
-	s.EndAt, s.Revision = f.Sandbox.EndAt, f.Revision
+	s.EndAt, s.Revision = f.EndAt, f.Revision
 	s.endAt = max(1, c.now.bootOf(s.EndAt))
 	c.idle.Note(s.ID, activity.Keepalive, c.now.Boot)
 	answer := SandboxCallAnswered{Token: token, Status: CallOK, Sandbox: s.Sandbox}
@@ -121,7 +121,7 @@ func (c *Core) timeoutSet(s *sandbox, token uint64, f Fact) {
 	}
 	c.sandboxes.schedule(s)
 	shown := s.Sandbox
-	shown.Phase, shown.StartedAt = f.Sandbox.Phase, f.Sandbox.StartedAt // not Releasing: the sandbox may never have run
+	shown.Phase, shown.StartedAt = f.Phase, f.StartedAt // not Releasing: the sandbox may never have run
 	if s.ungranted == 0 {
 		c.emit(WriteObject{Sandbox: shown})
 	}

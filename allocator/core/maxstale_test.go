@@ -15,7 +15,9 @@ const (
 )
 
 // longFact is the session of such a router, as an earlier leader has journaled it.
-func longFact() Fact { return Fact{Revision: Revision{1, 7}, Session: "r", MaxStale: longStale} }
+func longFact() Fact {
+	return Fact{Revision: Revision{Term: 1, Counter: 7}, Subject: &SessionFact{ID: "r", MaxStale: longStale}}
+}
 
 // joinLong connects such a router.
 func (s *sim) joinLong(stream uint64) {
@@ -38,7 +40,7 @@ func TestFenceWaitsForRoutersOwnLongerMaxStale(t *testing.T) {
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	s.slow = true
 	s.step(SessionJoined{Session: "r", Stream: 1, MaxStale: longStale})
-	if f := one[Write](s).Facts; len(f) != 1 || f[0].MaxStale != longStale || !f[0].Longer {
+	if f := one[Write](s).Facts; len(f) != 1 || f[0].MaxStale() != longStale || !sessionOf(f[0]).Longer {
 		t.Errorf("written %+v", f)
 	}
 	none[SendSnapshot](s)
@@ -80,7 +82,7 @@ func TestNextLeaderWaitsForLongerMaxStale(t *testing.T) {
 
 // assumedFact is the session of a router that has not said its max-stale.
 func assumedFact() Fact {
-	return Fact{Revision: Revision{1, 7}, Session: "r", MaxStale: 2 * longStale, Assumed: true}
+	return Fact{Revision: Revision{Term: 1, Counter: 7}, Subject: &SessionFact{ID: "r", MaxStale: 2 * longStale, Assumed: true}}
 }
 
 // The journal does not have what this router says now. The router receives nothing before that is
@@ -88,7 +90,7 @@ func assumedFact() Fact {
 // Invariant: I3
 func TestLongerMaxStaleIsDurableBeforeTheRouterReturns(t *testing.T) {
 	for name, fact := range map[string]Fact{
-		"than the session has":                {Revision: Revision{1, 7}, Session: "r"},
+		"than the session has":                {Revision: Revision{Term: 1, Counter: 7}, Subject: &SessionFact{ID: "r"}},
 		"than the allocators, not as assumed": assumedFact(),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -101,7 +103,7 @@ func TestLongerMaxStaleIsDurableBeforeTheRouterReturns(t *testing.T) {
 					t.Errorf("%+v", e)
 				}
 				if stream == 0 {
-					if f := one[Write](s).Facts; len(f) != 1 || f[0].MaxStale != longStale || f[0].Assumed || !f[0].Longer {
+					if f := one[Write](s).Facts; len(f) != 1 || f[0].MaxStale() != longStale || sessionOf(f[0]).Assumed || !sessionOf(f[0]).Longer {
 						t.Errorf("written %+v", f)
 					}
 				}
@@ -131,7 +133,7 @@ func TestAssumedMaxStaleAsksForNoNextFormat(t *testing.T) {
 			s.recover(nil, nil, assumedFact())
 			end(s)
 			for _, w := range of[Write](s.effects) {
-				if f := w.Facts[0]; f.MaxStale != 2*longStale || !f.Assumed || f.Longer {
+				if f := w.Facts[0]; f.MaxStale() != 2*longStale || !sessionOf(f).Assumed || sessionOf(f).Longer {
 					t.Errorf("written %+v", f)
 				}
 			}
@@ -147,23 +149,23 @@ func TestAssumedMaxStaleAsksForNoNextFormat(t *testing.T) {
 // Invariant: I3, I4, P9
 func TestLoweredMaxStaleIsJournaledInTheNextFormat(t *testing.T) {
 	facts := []Fact{
-		{Session: "connected", From: "10.0.0.1", Gateway: hereGateway},
-		{Session: "ended", Left: true},
-		{Session: "banned", Left: true, Declared: &Declaration{By: "ops"}},
-		{Session: EarlierSession("j1"), From: EarlierFrom, Earlier: true},
+		{Subject: &SessionFact{ID: "connected", From: "10.0.0.1", Gateway: hereGateway}},
+		{Subject: &SessionFact{ID: "ended", Left: true}},
+		{Subject: &SessionFact{ID: "banned", Left: true, Declared: &Declaration{By: "ops"}}},
+		{Subject: &SessionFact{ID: EarlierSession("j1"), From: EarlierFrom, Earlier: true}},
 	}
 	for i := range facts {
-		facts[i].Revision, facts[i].MaxStale = Revision{1, uint64(i + 1)}, longStale
+		facts[i].Revision, sessionOf(facts[i]).MaxStale = Revision{Term: 1, Counter: uint64(i + 1)}, longStale
 	}
 	short, written := longFact(), longFact()
-	short.Session, short.MaxStale = "short", maxStale
-	written.Session, written.Longer = "written", true
+	sessionOf(short).ID, sessionOf(short).MaxStale = "short", maxStale
+	sessionOf(written).ID, sessionOf(written).Longer = "written", true
 	s := newSimAt(t, 2, start)
 	s.slow = true
 	s.recover(nil, nil, append(facts, short, written)...)
 	again := one[Write](s).Facts
 	for i, want := range facts {
-		want.Revision, want.Longer = Revision{2, uint64(i + 1)}, true
+		want.Revision, sessionOf(want).Longer = Revision{Term: 2, Counter: uint64(i + 1)}, true
 		if i >= len(again) || !reflect.DeepEqual(again[i], want) {
 			t.Errorf("written %+v, expected %+v", again, want)
 		}
@@ -178,12 +180,12 @@ func TestLoweredMaxStaleIsJournaledInTheNextFormat(t *testing.T) {
 	for range 40 { // until all of it is over
 		s.pass(10 * time.Second)
 		for _, e := range of[Settle](s.effects) {
-			settled[e.Session] = e.Revision
+			settled[string(e.Thing.(SessionID))] = e.Revision
 		}
 	}
 	for _, f := range again[1:3] {
-		if settled[f.Session] != f.Revision {
-			t.Errorf("%s is settled at %v, written at %v", f.Session, settled[f.Session], f.Revision)
+		if settled[sessionOf(f).ID] != f.Revision {
+			t.Errorf("%s is settled at %v, written at %v", sessionOf(f).ID, settled[sessionOf(f).ID], f.Revision)
 		}
 	}
 	next := newSimAt(t, 3, s.now)
@@ -202,7 +204,7 @@ func TestBanLastsForLongerMaxStale(t *testing.T) {
 	s.slow = true
 	s.declare("r")
 	fact := one[Write](s).Facts[0]
-	if fact.MaxStale != longStale || !fact.Longer {
+	if fact.MaxStale() != longStale || !sessionOf(fact).Longer {
 		t.Errorf("written %+v", fact)
 	}
 	s.slow = false
@@ -223,7 +225,7 @@ func TestBanLastsForLongerMaxStale(t *testing.T) {
 // Invariant: I4
 func TestNextLeaderWaitsForLeftoverOfLongerMaxStale(t *testing.T) {
 	s := newSimAt(t, 2, start)
-	s.recover(nil, nil, Fact{Revision: Revision{1, 7}, Session: "r", Left: true, MaxStale: longStale})
+	s.recover(nil, nil, Fact{Revision: Revision{Term: 1, Counter: 7}, Subject: &SessionFact{ID: "r", Left: true, MaxStale: longStale}})
 	s.pass(longExpiry - time.Millisecond)
 	if !s.core.idle.MayBeOpen("r") {
 		t.Error("it has nothing open any more")
@@ -238,8 +240,8 @@ func TestNextLeaderWaitsForLeftoverOfLongerMaxStale(t *testing.T) {
 func TestNewLeaderAllowsForActivityOfLongerMaxStale(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := on("a-1", "x")
-	f.Sandbox.IdleTimeout, f.Sandbox.ClaimedAt = time.Hour, start.Wall.Add(-5*time.Hour)
-	record := *f.Sandbox
+	sandboxOf(f).IdleTimeout, sandboxOf(f).ClaimedAt = time.Hour, start.Wall.Add(-5*time.Hour)
+	record := *sandboxOf(f)
 	const silent = 45 * time.Minute
 	record.LastActive = start.Wall.Add(-silent)
 	s.recoverState(State{
@@ -267,7 +269,7 @@ func TestOrphanWaitsForTheLongestMaxStale(t *testing.T) {
 func TestQuarantineLastsForTheLongestMaxStale(t *testing.T) {
 	const left = lease + longExpiry + window
 	recorded := earlierFact()
-	recorded.MaxStale = longStale
+	sessionOf(recorded).MaxStale = longStale
 	for name, c := range map[string]struct {
 		facts []Fact
 		seen  time.Duration // the max-stale of the router that reports the journal; 0: none does
@@ -283,7 +285,7 @@ func TestQuarantineLastsForTheLongestMaxStale(t *testing.T) {
 			if c.seen > 0 {
 				s.step(EarlierSeen{Journal: "j1", MaxStale: c.seen})
 				facts := one[Write](s).Facts
-				if len(facts) != 1 || !facts[0].Earlier || facts[0].MaxStale != longStale || !facts[0].Longer {
+				if len(facts) != 1 || !sessionOf(facts[0]).Earlier || facts[0].MaxStale() != longStale || !sessionOf(facts[0]).Longer {
 					t.Errorf("written %+v", facts)
 				}
 			}

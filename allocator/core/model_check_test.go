@@ -120,7 +120,7 @@ func (w *world) checkUnderWay() {
 			must("configure %s", s.ID)
 		}
 		if s.ungranted > 0 && s.Phase < Released {
-			if !slices.ContainsFunc(w.core.sandboxes.granted(s.grant()), func(o *sandbox) bool { return o.asking || o.Phase == Releasing }) {
+			if !slices.ContainsFunc(w.core.sandboxes.granted(s.Grant()), func(o *sandbox) bool { return o.asking || o.Phase == Releasing }) {
 				w.t.Fatalf("%s has no object, and no agent of its claim is asked", s.ID)
 			}
 			continue
@@ -135,12 +135,8 @@ func (w *world) checkUnderWay() {
 	for id := range w.core.configuring {
 		must("configure %s", id)
 	}
-	o := w.core.outbox
-	if writing := w.leader.committing != nil || w.leader.written; writing != (len(o.writing) > 0) || writing && o.ready {
-		w.t.Fatalf("the core is writing %d facts, ready: %v; under way: %v", len(o.writing), o.ready, writing)
-	}
-	if o.ready && o.urgent && slices.ContainsFunc(o.pending, func(pf *pendingFact) bool { return !pf.withdrawn }) {
-		w.t.Fatalf("%d facts wait, though the writer is free", len(o.pending))
+	if err := w.core.outbox.Check(w.leader.committing != nil || w.leader.written); err != nil {
+		w.t.Fatal(err)
 	}
 	for token, c := range w.claims {
 		if !w.core.claims.Has(token) && !c.abandoned {
@@ -164,15 +160,15 @@ type fataler interface{ Fatalf(string, ...any) }
 // checkSettled settles the fences and every pool again. It demands that this has no effect, because a
 // step ends when they are settled.
 func checkSettled(t fataler, c *Core) {
-	facts := len(c.outbox.pending)
+	facts := c.outbox.Len()
 	for _, p := range c.pools.byKey {
 		p.touch()
 	}
 	c.advanceFences()
 	c.settlePools()
 	c.routers.sendReleases()
-	if len(c.out) > 0 || len(c.outbox.pending) > facts {
-		t.Fatalf("settling again has the effects %+v and %d facts", c.out, len(c.outbox.pending)-facts)
+	if len(c.out) > 0 || c.outbox.Len() > facts {
+		t.Fatalf("settling again has the effects %+v and %d facts", c.out, c.outbox.Len()-facts)
 	}
 }
 
@@ -188,7 +184,7 @@ func checkTables(t fataler, c *Core) {
 			t.Fatalf("%v", err)
 		}
 	}
-	if len(c.outbox.pending)+len(c.outbox.writing) == 0 {
+	if c.outbox.Empty() {
 		var bound []*claim
 		for _, s := range c.configuring {
 			if !slices.Contains(bound, s.claim) {
@@ -334,7 +330,7 @@ func checkSandbox(t fataler, c *Core, s *sandbox) {
 	if routed := s.Phase != Ended && !c.fences.Complete(id); routed != c.taints.Routed(id) {
 		t.Fatalf("%s has routes: %v, in phase %d", id, c.taints.Routed(id), s.Phase)
 	}
-	if k := c.claims.Of(s.claimKey()); k != nil && k.Grant == s.grant() && c.claims.Keeps(id) != (s.Phase == Released || s.Phase == Ended) && (s.Batch == "" || c.claims.Keeps(id)) {
+	if k := c.claims.Of(claimKey(&s.Binding)); k != nil && k.Grant == s.Grant() && c.claims.Keeps(id) != (s.Phase == Released || s.Phase == Ended) && (s.Batch == "" || c.claims.Keeps(id)) {
 		t.Fatalf("the key of %s is kept: %v, in phase %d", id, c.claims.Keeps(id), s.Phase)
 	}
 	if s.Phase != Ended && q != nil && q.sandbox != s {

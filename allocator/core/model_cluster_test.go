@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 )
 
 // simRecord is a Sandbox object.
@@ -74,7 +73,7 @@ func (j *job) String() string {
 	return fmt.Sprintf("%T", j.effect)
 }
 
-func (p *simPod) pool() PoolKey { return PoolKey{p.Key.Namespace, p.Pool} }
+func (p *simPod) pool() PoolKey { return PoolKey{Namespace: p.Key.Namespace, Name: p.Pool} }
 
 func (w *world) pod(key PodKey) *simPod {
 	for _, p := range w.pods {
@@ -144,9 +143,7 @@ func (w *world) life(key PodKey) (p *simPod) {
 func (w *world) nextLife(p *simPod) *simPod {
 	p.exists = false
 	next := &simPod{exists: true, Pod: p.Pod}
-	uid, life, _ := strings.Cut(p.Key.UID, "/")
-	n, _ := strconv.Atoi(life)
-	next.Key.UID = fmt.Sprintf("%s/%d", uid, n+1)
+	next.Key.Life++
 	w.pods = append(w.pods, next)
 	w.write(next, func(p *Pod) { p.Ready, p.Recycling, p.Used, p.Restarts = false, true, false, p.Restarts+1 })
 	w.lives++
@@ -460,9 +457,9 @@ func (w *world) create(e CreatePod, luck int) Event {
 		w.extra++ // made twice, removed in between: too rare to be worth a rule
 	}
 	uid := fmt.Sprintf("uid%02d", len(w.pods))
-	made := &simPod{exists: true, Pod: Pod{Key: PodKey{e.Pool.Namespace, e.Name, uid}, Pool: e.Pool.Name, Template: p.shown.Template, Metadata: p.shown.Metadata, AgentPort: p.shown.Agent.Port, CreatedAt: w.now.Wall, Recyclable: p.shown.Recycle}}
+	made := &simPod{exists: true, Pod: Pod{Key: PodKey{Namespace: e.Pool.Namespace, Name: e.Name, UID: uid}, Pool: e.Pool.Name, Template: p.shown.Template, Metadata: p.shown.Metadata, AgentPort: p.shown.Agent.Port, CreatedAt: w.now.Wall, Recyclable: p.shown.Recycle}}
 	if made.Recyclable {
-		made.Key.UID += "/0"
+		made.Key.Life = 1
 	}
 	w.pods = append(w.pods, made)
 	w.write(made, func(*Pod) {})

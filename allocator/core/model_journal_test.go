@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/journal"
 	journalv1 "github.com/berth-sandbox/berth/api/journal/v1"
 )
@@ -73,19 +74,19 @@ func (d *disk) landLate(w *world) {
 // durable notes a fact that can not be lost any more, and judges it: a pod has one
 // owner, ever, and what is released or discarded stays so.
 func (w *world) durable(f Fact) {
-	if f.Session != "" {
-		w.disk.sessions[f.Session] = !f.Left
+	if sessionOf(f).ID != "" {
+		w.disk.sessions[sessionOf(f).ID] = !sessionOf(f).Left
 		return
 	}
-	if f.Sandbox == nil {
-		p := w.pod(f.Retired)
+	if sandboxOf(f) == nil {
+		p := w.pod(retirementOf(f).Pod)
 		if len(p.bound) > 0 && !w.tampered[p.bound[0]] {
 			w.t.Fatalf("pod %s is discarded with %v on it", p.Key.Name, p.bound)
 		}
 		p.discarded = true
 		return
 	}
-	s := *f.Sandbox
+	s := *sandboxOf(f)
 	p := w.pod(s.Pod)
 	if before, known := w.disk.sandboxes[s.ID]; known {
 		// A late write of a deposed leader can bring back an object that a user has deleted after
@@ -244,7 +245,7 @@ func (p *process) run(yield func(*storeCall) bool) {
 // encode encodes facts, as far as the journal looks into them.
 func (w *world) encode(facts []Fact) (all []journal.Record) {
 	for _, f := range facts {
-		key := keyOf(f)
+		key := keyOf(f.Thing())
 		raw, err := proto.Marshal(&journalv1.Record{Key: key, Term: f.Revision.Term, Counter: f.Revision.Counter})
 		if err != nil {
 			w.t.Fatal(err)
@@ -258,14 +259,14 @@ func (w *world) encode(facts []Fact) (all []journal.Record) {
 	return all
 }
 
-func keyOf(f Fact) string {
-	switch {
-	case f.Sandbox != nil:
-		return "sandbox/" + f.Sandbox.ID
-	case f.Session != "":
-		return "session/" + f.Session
+func keyOf(t fact.Thing) string {
+	switch t := t.(type) {
+	case SandboxID:
+		return "sandbox/" + string(t)
+	case SessionID:
+		return "session/" + string(t)
 	}
-	return "pod/" + f.Retired.UID
+	return "pod/" + t.(PodKey).ID()
 }
 
 // resume lets the journal go on to its next call, or to the end of its work.
@@ -283,9 +284,9 @@ func (p *process) commit(facts []Fact) {
 		p.w.t.Fatal("a write while one is under way")
 	}
 	for i, f := range facts {
-		if f.Sandbox != nil {
-			s := *f.Sandbox
-			facts[i].Sandbox = &s
+		if s, ok := f.Subject.(*SandboxFact); ok {
+			copied := *s
+			facts[i].Subject = &copied
 		}
 	}
 	p.committing = facts
@@ -293,14 +294,7 @@ func (p *process) commit(facts []Fact) {
 }
 
 func (w *world) settleFact(p *process, e Settle) {
-	key := "sandbox/" + e.ID
-	switch {
-	case e.Session != "":
-		key = "session/" + e.Session
-	case e.ID == "":
-		key = "pod/" + e.Pod.UID
-	}
-	p.log.Settle(key, e.Revision.Term, e.Revision.Counter)
+	p.log.Settle(keyOf(e.Thing), e.Revision.Term, e.Revision.Counter)
 }
 
 // journal lets a process's journal go on by one step: a call is answered, or the

@@ -117,7 +117,7 @@ func anyWorld(t tb, draws func(int) int) *world {
 	w := newWorld(t, draws)
 	for _, name := range []string{"a", "b"} {
 		w.addPool(Pool{
-			Key: PoolKey{"ns", name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Agent: []Agent{{}, {Port: 49983}}[w.draw(2)], Refused: []string{"", "", "", "refused"}[w.draw(4)], PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1, Recycle: w.draw(2) == 1,
+			Key: PoolKey{Namespace: "ns", Name: name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Agent: []Agent{{}, {Port: 49983}}[w.draw(2)], Refused: []string{"", "", "", "refused"}[w.draw(4)], PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1, Recycle: w.draw(2) == 1,
 			IdleTimeout: []time.Duration{0, idleLong}[w.draw(2)], ReadyWithin: []time.Duration{0, 0, 30 * time.Second}[w.draw(3)],
 			MaxLifetime: []time.Duration{0, 0, 2 * time.Minute}[w.draw(3)], StartupTimeout: []time.Duration{0, 20 * time.Second}[w.draw(2)],
 		})
@@ -188,7 +188,7 @@ func (w *world) lead() {
 // readState reads what exists, in the order of the shell, with late writes in between.
 func (w *world) readState() (st State) {
 	for _, r := range w.leader.opened {
-		st.Facts = append(st.Facts, w.disk.facts[r.Key][Revision{r.Term, r.Counter}])
+		st.Facts = append(st.Facts, w.disk.facts[r.Key][Revision{Term: r.Term, Counter: r.Counter}])
 	}
 	w.lateWrites()
 	for _, id := range sorted(w.records) {

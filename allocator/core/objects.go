@@ -8,7 +8,7 @@ func (c *Core) objectWritten(ev ObjectWritten) {
 		return
 	}
 	sb.objectRevision = ev.Revision
-	c.emit(Settle{ID: sb.ID, Revision: ev.Revision})
+	c.emit(Settle{SandboxID(sb.ID), ev.Revision})
 	c.letGo(sb)
 }
 
@@ -23,7 +23,7 @@ func (s *step) readLog(sb *sandbox) {
 // logRead has the object show the last lines of a log.
 func (c *Core) logRead(ev LogRead) {
 	if sb := c.sandboxes.byID[ev.ID]; sb != nil && !sb.dropped && len(ev.Lines) > 0 {
-		sb.Revision = c.outbox.revision()
+		sb.Revision = c.outbox.Next()
 		c.emit(WriteObject{Sandbox: sb.Sandbox, LogLines: ev.Lines})
 	}
 }
@@ -109,7 +109,7 @@ func (c *Core) forgetEnded() {
 
 // revise writes the object of a sandbox after a change that is no fact, because every recovery
 // observes it again.
-func (o *outbox) revise(sb *sandbox) {
-	sb.Revision = o.revision()
-	o.emit(WriteObject{Sandbox: sb.Sandbox})
+func (c *Core) revise(sb *sandbox) {
+	sb.Revision = c.outbox.Next()
+	c.emit(WriteObject{Sandbox: sb.Sandbox})
 }

@@ -37,7 +37,7 @@ func TestRemovedPoolLabelIsRestored(t *testing.T) {
 
 func TestPodWithoutOwnerIsIgnoredUnlessOnRecord(t *testing.T) {
 	s := newSimAt(t, 2, start)
-	discarded := Fact{Revision: Revision{1, 9}, Retired: key("a-8")}
+	discarded := Fact{Revision: Revision{Term: 1, Counter: 9}, Subject: &RetirementFact{Pod: key("a-8")}}
 	s.recover([]Pool{specA(1)}, []Pod{with(warmPod("foreign"), orphaned), with(warmPod("a-9"), orphaned), with(warmPod("a-8"), orphaned)}, on("a-9", "x"), discarded)
 	if d := one[DeletePod](s); d.Pod != key("a-8") {
 		t.Errorf("deleted %+v, expected the one on record only", d)

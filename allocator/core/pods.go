@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/taint"
 	"github.com/berth-sandbox/berth/allocator/core/warm"
 )
@@ -197,10 +197,8 @@ func (c *Core) forgetLost() {
 
 // sortedPods lists pods by UID, so that the same events have the same effects.
 func sortedPods(set map[*pod]struct{}) []*pod {
-	return slices.SortedFunc(maps.Keys(set), func(a, b *pod) int { return comparePods(a.seen.Key, b.seen.Key) })
+	return slices.SortedFunc(maps.Keys(set), func(a, b *pod) int { return fact.ComparePods(a.seen.Key, b.seen.Key) })
 }
-
-func comparePods(a, b PodKey) int { return strings.Compare(a.UID, b.UID) }
 
 func (c *Core) podSeen(seen Pod) {
 	p := c.pods[seen.Key]
@@ -210,7 +208,7 @@ func (c *Core) podSeen(seen Pod) {
 	if p == nil {
 		// A pod that is on record, for a sandbox or as one to be deleted, is ours even if its owner
 		// reference was removed.
-		owner := PoolKey{seen.Key.Namespace, seen.Pool}
+		owner := PoolKey{Namespace: seen.Key.Namespace, Name: seen.Pool}
 		onRecord, retired := c.sandboxes.byPod[seen.Key], c.retirements[seen.Key] != nil
 		switch {
 		case seen.Pool == "" && onRecord != nil:
@@ -394,7 +392,7 @@ func (c *Core) hold(p *pod, sb *sandbox) {
 	if sb.elem != nil { // it had ended, but its pod exists
 		c.sandboxes.revive(sb)
 		sb.Phase = Released
-		c.outbox.revise(sb)
+		c.revise(sb)
 		c.addRoutes(sb)
 	}
 	c.readLog(sb) // the earlier leader may not have done it

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core/claims"
 	"github.com/berth-sandbox/berth/allocator/core/demand"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/warm"
 )
 
@@ -397,7 +398,7 @@ func (pool *pool) sorted(phases ...podPhase) []*pod {
 	for _, phase := range phases {
 		found = slices.AppendSeq(found, maps.Keys(pool.inPhase[phase]))
 	}
-	slices.SortFunc(found, func(a, b *pod) int { return comparePods(a.seen.Key, b.seen.Key) })
+	slices.SortFunc(found, func(a, b *pod) int { return fact.ComparePods(a.seen.Key, b.seen.Key) })
 	return found
 }
 

@@ -26,7 +26,7 @@ func ported(t *testing.T, s Sandbox, defaultPort uint16, ports ...uint16) {
 
 func TestChangedPortsReachSandboxesAndRouters(t *testing.T) {
 	s := newSim(t)
-	b := Pool{Key: PoolKey{"ns", "b"}, Template: "t1", DefaultPort: 1}
+	b := Pool{Key: PoolKey{Namespace: "ns", Name: "b"}, Template: "t1", DefaultPort: 1}
 	inB := with(warmPod("b-9"), func(p *Pod) { p.Pool = "b" })
 	s.recover([]Pool{opens(specA(5), 80, 80), b}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3"), warmPod("a-4"), inB}, on("b-9", "in-b"))
 	s.join("r1", 1)
@@ -109,8 +109,8 @@ func TestRecoveredSandboxWithoutPoolKeepsItsPorts(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.slow = true // its release is under way for long
 	f := on("a-1", "x")
-	f.Sandbox.DefaultPort, f.Sandbox.Ports = 443, []uint16{443}
-	s.recover(nil, []Pod{warmPod("a-1")}, f, Fact{Revision: Revision{1, 1}, Session: "r"})
+	sandboxOf(f).DefaultPort, sandboxOf(f).Ports = 443, []uint16{443}
+	s.recover(nil, []Pod{warmPod("a-1")}, f, Fact{Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r"}})
 	s.step(SessionJoined{Session: "r", Stream: 1})
 	ported(t, one[SendSnapshot](s).Routes[0], 443, 443)
 }
@@ -353,7 +353,7 @@ func TestSeenPodOverridesItsFailedCreation(t *testing.T) {
 	if again := one[CreatePod](s).Name; again == name {
 		t.Errorf("%s is made twice", again)
 	}
-	s.step(CreateFailed{Pool: PoolKey{"ns", "other"}, Name: "x"})
+	s.step(CreateFailed{Pool: PoolKey{Namespace: "ns", Name: "other"}, Name: "x"})
 }
 
 func TestPoolBeingDeletedIsDrainedThroughItsFences(t *testing.T) {

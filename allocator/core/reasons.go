@@ -1,16 +1,5 @@
 package core
 
-// Cause is why a sandbox ends, as it was observed. The zero Cause is no cause.
-type Cause struct {
-	// Reason is one of the reasons below.
-	Reason string
-	// Message has details for people, such as the words of the kubelet; empty: there are none. It is bounded.
-	Message string
-	// ExitCode is that of the container whose end is the cause; nil: it was not the end of a container. The
-	// value is shared and must not be changed.
-	ExitCode *int32
-}
-
 // because returns a Cause without details.
 func because(reason string) Cause { return Cause{Reason: reason} }
 

@@ -9,14 +9,14 @@ import (
 
 func TestSandboxIsReleasedWhenItsObjectIsDeleted(t *testing.T) {
 	for name, ev := range map[string]Event{
-		"deleted": ObjectSeen{ID: "term1-id1", Revision: Revision{1, 1}, Deleting: true},
+		"deleted": ObjectSeen{ID: "term1-id1", Revision: Revision{Term: 1, Counter: 1}, Deleting: true},
 		"gone":    ObjectGone{ID: "term1-id1"},
 	} {
 		s := newSim(t)
 		s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 		s.step(ObjectGone{ID: "term1-id1"}) // of another owner
 		s.claim()
-		s.step(ObjectSeen{ID: "term1-id1", Revision: Revision{1, 1}})
+		s.step(ObjectSeen{ID: "term1-id1", Revision: Revision{Term: 1, Counter: 1}})
 		none[SandboxReleased](s)
 		s.step(ev)
 		if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonObjectDeleted {
@@ -42,7 +42,7 @@ func TestObjectOfLiveSandboxIsWrittenAgain(t *testing.T) {
 	s.step(ObjectGone{ID: sb.ID})
 	none[WriteObject](s)
 	// A leader that was deposed long ago wrote it once more.
-	s.step(ObjectSeen{ID: sb.ID, Revision: Revision{1, 1}})
+	s.step(ObjectSeen{ID: sb.ID, Revision: Revision{Term: 1, Counter: 1}})
 	if f := one[DeleteObject](s); f.ID != sb.ID {
 		t.Errorf("forgotten %+v", f)
 	}
@@ -153,11 +153,11 @@ func TestDeletedPoolLetsGoOfDeletedObjects(t *testing.T) {
 func TestLateObjectOfDeposedLeaderIsDeleted(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover(nil, nil)
-	s.step(ObjectSeen{ID: "x", Pool: poolA, Revision: Revision{2, 1}})
+	s.step(ObjectSeen{ID: "x", Pool: poolA, Revision: Revision{Term: 2, Counter: 1}})
 	none[DeleteObject](s)
 	s.step(ObjectSeen{ID: "made-by-hand", Pool: poolA})
 	none[DeleteObject](s)
-	s.step(ObjectSeen{ID: "x", Pool: poolA, Revision: Revision{1, 9}})
+	s.step(ObjectSeen{ID: "x", Pool: poolA, Revision: Revision{Term: 1, Counter: 9}})
 	if f := one[DeleteObject](s); f.ID != "x" {
 		t.Errorf("forgotten %+v", f)
 	}
@@ -216,7 +216,7 @@ func TestWallClockStepDoesNotKeepRecords(t *testing.T) {
 func TestForgottenRecordStaysGoneUnderNewLeader(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	old := released("a-1", "old")
-	old.Sandbox.ReleasedAt = start.Wall.Add(-3 * 24 * time.Hour) // KeepEndedFor is 24 h
+	sandboxOf(old).ReleasedAt = start.Wall.Add(-3 * 24 * time.Hour) // KeepEndedFor is 24 h
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-2")}, old)
 	none[WriteObject](s)
 	one[Settle](s)

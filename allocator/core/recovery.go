@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/demand"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // State is what exists when a term begins. It is read after the journal was taken over: first the
@@ -59,7 +60,7 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 			c.emit(StartSandbox{sb.Sandbox})
 		}
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(c.retirements), comparePods) {
+	for _, key := range slices.SortedFunc(maps.Keys(c.retirements), fact.ComparePods) {
 		if c.pods[key] == nil {
 			c.advanceRetirement(key)
 		}
@@ -97,7 +98,7 @@ func (c *Core) recoverSandboxes(st State) error {
 	}
 	c.mergeFacts(st)
 	for _, f := range st.Facts {
-		c.routers.longest = max(c.routers.longest, f.MaxStale)
+		c.routers.longest = max(c.routers.longest, f.MaxStale())
 	}
 	for _, sb := range c.sandboxes.byEnd() {
 		if other := c.sandboxes.byPod[sb.Pod]; other != nil {
@@ -106,8 +107,8 @@ func (c *Core) recoverSandboxes(st State) error {
 		c.recoverSandbox(sb)
 	}
 	for _, f := range st.Facts {
-		if f.Session != "" {
-			c.routers.recover(f)
+		if s, ok := f.Subject.(*SessionFact); ok {
+			c.routers.recover(s, f.Revision)
 		}
 	}
 	for _, sb := range c.sandboxes.byEnd() {
@@ -128,51 +129,54 @@ func (c *Core) mergeFacts(st State) {
 	for _, p := range st.Pods {
 		there[p.Key] = true
 	}
-	var conflicts []Fact
+	var conflicts []*RetirementFact
 	for _, f := range st.Facts {
-		switch {
-		case f.Session != "": // below
-			continue
-		case f.Sandbox == nil:
-			c.retirements[f.Retired] = &retirement{revision: f.Revision, durable: true}
-			if f.After != "" {
-				conflicts = append(conflicts, f)
+		switch s := f.Subject.(type) {
+		case *SandboxFact:
+			c.mergeSandbox(s, there[s.Pod])
+		case *RetirementFact:
+			c.retirements[s.Pod] = &retirement{revision: f.Revision, durable: true}
+			if s.After != "" {
+				conflicts = append(conflicts, s)
 			}
-			continue
-		}
-		sb := c.sandboxes.byID[f.Sandbox.ID]
-		if sb == nil && f.Sandbox.Phase == Released && !there[f.Sandbox.Pod] && c.now.Wall.Sub(f.Sandbox.ReleasedAt) > c.cfg.KeepEndedFor {
-			// Its record was dropped, and no later fact has overwritten its slot.
-			c.emit(Settle{ID: f.Sandbox.ID, Revision: f.Revision})
-			continue
-		}
-		if sb == nil {
-			sb = &sandbox{}
-			c.sandboxes.byID[f.Sandbox.ID] = sb
-		} else if sb.Pod != f.Sandbox.Pod || sb.IP != f.Sandbox.IP {
-			// A claim is never changed, so an allocator did not write one of the two.
-			other := *f.Sandbox
-			if sb.Revision.Less(f.Revision) {
-				other = sb.Sandbox
-			}
-			sb.addConflict(other.Pod, other.IP)
-			c.emit(Repaired{Pod: other.Pod, What: "the journal and a Sandbox object name different pods, or addresses, for one sandbox: none of them is used any more"})
-		}
-		if sb.Revision.Less(f.Revision) {
-			shown := sb.Sandbox
-			sb.Sandbox, sb.ungranted = *f.Sandbox, f.Ungranted
-			sb.LastActive, sb.Workload = shown.LastActive, shown.Workload // the journal does not have them
-		} else {
-			c.emit(Settle{ID: sb.ID, Revision: f.Revision})
 		}
 	}
 	for _, f := range conflicts { // an earlier leader found them; retireConflicts renews the intents
 		if sb := c.sandboxes.byID[f.After]; sb != nil {
 			for _, at := range f.At {
-				sb.addConflict(f.Retired, at)
+				sb.addConflict(f.Pod, at)
 			}
 		}
 	}
+}
+
+// mergeSandbox merges the journaled state of a sandbox into what its object shows. there: its pod exists.
+func (c *Core) mergeSandbox(f *SandboxFact, there bool) {
+	sb := c.sandboxes.byID[f.ID]
+	switch {
+	case sb == nil && f.Phase == Released && !there && c.now.Wall.Sub(f.ReleasedAt) > c.cfg.KeepEndedFor:
+		// Its record was dropped, and no later fact has overwritten its slot.
+		c.emit(Settle{f.Thing(), f.Revision})
+		return
+	case sb == nil:
+		sb = &sandbox{}
+		c.sandboxes.byID[f.ID] = sb
+	case sb.Pod != f.Pod || sb.IP != f.IP:
+		// A claim is never changed, so an allocator did not write one of the two.
+		other := f.Sandbox
+		if sb.Revision.Less(f.Revision) {
+			other = sb.Sandbox
+		}
+		sb.addConflict(other.Pod, other.IP)
+		c.emit(Repaired{Pod: other.Pod, What: "the journal and a Sandbox object name different pods, or addresses, for one sandbox: none of them is used any more"})
+	}
+	if !sb.Revision.Less(f.Revision) {
+		c.emit(Settle{f.Thing(), f.Revision})
+		return
+	}
+	shown := sb.Sandbox
+	sb.Sandbox, sb.ungranted = f.Sandbox, f.Ungranted
+	sb.LastActive, sb.Workload = shown.LastActive, shown.Workload // the journal does not have them
 }
 
 // recoverSandbox recovers a sandbox of an earlier term.
@@ -182,11 +186,11 @@ func (c *Core) recoverSandbox(sb *sandbox) {
 		c.addRoutes(sb)
 	}
 	c.sandboxes.join(sb)
-	c.claims.Recover(sb.claimKey(), sb.RequestHash, sb.grant())
+	c.claims.Recover(claimKey(&sb.Binding), sb.RequestHash, sb.Grant())
 	switch sb.Phase {
 	case Released, Ended:
 		sb.releasedAt = c.now.Boot - c.now.Wall.Sub(sb.ReleasedAt)
-		c.claims.Keep(sb.claimKey(), sb.grant(), sb.ID, sb.releasedAt)
+		c.claims.Keep(claimKey(&sb.Binding), sb.Grant(), sb.ID, sb.releasedAt)
 		if sb.Phase == Ended {
 			c.sandboxes.end(sb)
 		}

@@ -35,11 +35,11 @@ func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
 		if phase == Released {
 			f = released("a-1", "x")
 		}
-		f.Revision.Counter, f.Sandbox.Revision.Counter, f.Sandbox.Phase = counter, counter, phase
+		f.Revision.Counter, sandboxOf(f).Revision.Counter, sandboxOf(f).Phase = counter, counter, phase
 		return []Fact{f}
 	}
 	object := func(phase Phase, counter uint64) []Sandbox {
-		return []Sandbox{*fact(phase, counter)[0].Sandbox}
+		return []Sandbox{*sandboxOf(fact(phase, counter)[0])}
 	}
 	there := []Pod{warmPod("a-1")}
 	seen := func(change func(*Pod)) []Pod { return []Pod{with(warmPod("a-1"), change)} }
@@ -70,7 +70,7 @@ func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newSimAt(t, 2, start)
-			s.recoverState(State{Pools: []Pool{specA(0)}, Nodes: []string{"n1"}, Pods: tt.pods, Facts: append(tt.facts, Fact{Revision: Revision{1, 1}, Session: "r"}), Objects: tt.objects})
+			s.recoverState(State{Pools: []Pool{specA(0)}, Nodes: []string{"n1"}, Pods: tt.pods, Facts: append(tt.facts, Fact{Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r"}}), Objects: tt.objects})
 			sb, ok := s.core.View().Sandbox("x")
 			if !ok || sb.Phase != tt.want {
 				t.Fatalf("found %+v %v, expected phase %d", sb, ok, tt.want)
@@ -115,8 +115,8 @@ func TestRecordsThatContradictEachOtherStopTheLeader(t *testing.T) {
 // Invariant: I7
 func TestConflictingPodsOfOneSandboxAreBothRefused(t *testing.T) {
 	record := func(f Fact, counter uint64, phase Phase) (Fact, Sandbox) {
-		f.Revision.Counter, f.Sandbox.Revision.Counter, f.Sandbox.Phase = counter, counter, phase
-		return f, *f.Sandbox
+		f.Revision.Counter, sandboxOf(f).Revision.Counter, sandboxOf(f).Phase = counter, counter, phase
+		return f, *sandboxOf(f)
 	}
 	for _, tt := range []struct {
 		name           string
@@ -137,8 +137,8 @@ func TestConflictingPodsOfOneSandboxAreBothRefused(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newSimAt(t, 2, start)
-			fact, _ := record(tt.fact, tt.inFact, tt.fact.Sandbox.Phase)
-			_, object := record(tt.object, tt.inFile, tt.object.Sandbox.Phase)
+			fact, _ := record(tt.fact, tt.inFact, sandboxOf(tt.fact).Phase)
+			_, object := record(tt.object, tt.inFile, sandboxOf(tt.object).Phase)
 			var pods []Pod
 			for _, name := range []string{"a-1", "a-2"} {
 				if name != tt.gone {
@@ -147,7 +147,7 @@ func TestConflictingPodsOfOneSandboxAreBothRefused(t *testing.T) {
 			}
 			s.recoverState(State{
 				Pools: []Pool{specA(2)}, Nodes: []string{"n1"}, Pods: pods,
-				Facts: []Fact{fact, {Revision: Revision{1, 1}, Session: "r"}}, Objects: []Sandbox{object},
+				Facts: []Fact{fact, {Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r"}}}, Objects: []Sandbox{object},
 			})
 			one[Repaired](s)
 			none[DeletePod](s)
@@ -203,16 +203,16 @@ func TestNextLeadersKeepConflictingPodUntilItsFence(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			fact := on("a-1", "x")
-			fact.Revision.Counter, fact.Sandbox.Revision.Counter = 5, 5
-			object := *fact.Sandbox
+			fact.Revision.Counter, sandboxOf(fact).Revision.Counter = 5, 5
+			object := *sandboxOf(fact)
 			object.Pod, object.IP = tt.object.Key, tt.object.IP
-			router := Fact{Revision: Revision{1, 1}, Session: "r"}
+			router := Fact{Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r"}}
 
 			facts, records, pods := []Fact{fact, router}, []Sandbox{object}, tt.pods
 			var s *sim
 			noneSettled := func(effects []Effect) {
 				for _, e := range of[Settle](effects) {
-					if e.ID == "" {
+					if _, ok := e.Thing.(SandboxID); !ok {
 						t.Fatalf("settled while a router may know a route: %+v", e)
 					}
 				}
@@ -244,7 +244,7 @@ func TestNextLeadersKeepConflictingPodUntilItsFence(t *testing.T) {
 			s.pass(lease + maxStale) // r has expired
 			settled := false
 			for _, e := range of[Settle](s.pass(window)) {
-				settled = settled || e.Pod == first.Key
+				settled = settled || e.Thing == first.Key
 			}
 			if !settled {
 				t.Error("the intent to delete the pod stays in the journal")
@@ -277,7 +277,7 @@ func TestIdlePodIsDeletedOnlyWhenDurable(t *testing.T) {
 	s.slow = true
 	s.step(PoolSeen{specA(0)})
 	facts := one[Write](s).Facts
-	if len(facts) != 1 || facts[0].Sandbox != nil || facts[0].Retired != key("a-1") {
+	if len(facts) != 1 || sandboxOf(facts[0]) != nil || retirementOf(facts[0]).Pod != key("a-1") {
 		t.Errorf("written %+v", facts)
 	}
 	none[DeletePod](s)
@@ -287,20 +287,20 @@ func TestIdlePodIsDeletedOnlyWhenDurable(t *testing.T) {
 	s.written()
 	one[DeletePod](s)
 	s.step(PodGone{key("a-1")})
-	if st := one[Settle](s); st.Pod != key("a-1") {
+	if st := one[Settle](s); st.Thing != key("a-1") {
 		t.Errorf("settled %+v", st)
 	}
 }
 
 func TestIntentToDeleteHoldsUnderTheNextLeader(t *testing.T) {
 	s := newSimAt(t, 2, start)
-	intent := Fact{Revision: Revision{1, 3}, Retired: key("a-1")}
-	late := Fact{Revision: Revision{1, 4}, Retired: key("a-2")}
+	intent := Fact{Revision: Revision{Term: 1, Counter: 3}, Subject: &RetirementFact{Pod: key("a-1")}}
+	late := Fact{Revision: Revision{Term: 1, Counter: 4}, Subject: &RetirementFact{Pod: key("a-2")}}
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")}, intent, late)
 	if d := one[DeletePod](s); d.Pod != key("a-1") {
 		t.Errorf("deleted %+v", d)
 	}
-	if st := one[Settle](s); st.Pod != key("a-2") || st.Revision != late.Revision {
+	if st := one[Settle](s); st.Thing != key("a-2") || st.Revision != late.Revision {
 		t.Errorf("settled %+v", st) // it is gone
 	}
 	s.step(Claim{Token: 1, Pool: poolA})
@@ -332,10 +332,10 @@ func TestNextLeaderWaitsForRoutersOfTheLast(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSimAt(t, 2, start)
-			left := Fact{Revision: Revision{1, 8}, Session: "left", Left: true}
-			s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), Fact{Revision: Revision{1, 7}, Session: "r"}, left)
+			left := Fact{Revision: Revision{Term: 1, Counter: 8}, Subject: &SessionFact{ID: "left", Left: true}}
+			s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, on("a-1", "x"), Fact{Revision: Revision{Term: 1, Counter: 7}, Subject: &SessionFact{ID: "r"}}, left)
 			none[Settle](s)
-			if list := s.core.routers.ends; len(list) != 1 || list[0].settle != (Settle{Session: "left", Revision: left.Revision}) {
+			if list := s.core.routers.ends; len(list) != 1 || list[0].session != "left" || list[0].revision != left.Revision {
 				t.Errorf("left: %+v", list)
 			}
 			s.pass(10 * time.Second)

@@ -7,12 +7,12 @@ import (
 )
 
 func recyclable(name string) Pod {
-	return with(warmPod(name), func(p *Pod) { p.Key.UID += "/0"; p.Recyclable = true })
+	return with(warmPod(name), func(p *Pod) { p.Key.Life = 1; p.Recyclable = true })
 }
 
 // again is the first observation of the life that follows.
 func again(p Pod) Pod {
-	return with(p, func(p *Pod) { p.Key.UID = p.Key.Whole().UID + "/1"; p.Ready, p.Recycling = false, true })
+	return with(p, func(p *Pod) { p.Key.Life = 2; p.Ready, p.Recycling = false, true })
 }
 
 func proven(p Pod) Pod { return with(p, func(p *Pod) { p.Ready, p.Recycling = true, false }) }
@@ -101,7 +101,7 @@ func TestPodDeletedInsteadOfRecycledIsReplaced(t *testing.T) {
 func TestPodOfAFailedSandboxIsDeletedAndNotRecycled(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := released("a-1", "id1")
-	f.Sandbox.Pod, f.Sandbox.Cause = recyclable("a-1").Key, because(ReasonStartFailed)
+	sandboxOf(f).Pod, sandboxOf(f).Cause = recyclable("a-1").Key, because(ReasonStartFailed)
 	s.recover([]Pool{specRecycle(1, 1)}, []Pod{with(recyclable("a-1"), func(p *Pod) { p.Used = true })}, f)
 	s.pass(window)
 	none[RecyclePod](s)
@@ -129,7 +129,7 @@ func TestNextLeaderDeletesLifeOfUnfencedSandbox(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSimAt(t, 2, start)
 			f := released("a-1", "id1")
-			f.Sandbox.Pod = recyclable("a-1").Key
+			sandboxOf(f).Pod = recyclable("a-1").Key
 			s.recover([]Pool{specRecycle(1, 1)}, []Pod{found}, f)
 			s.step(Claim{Token: 9, Pool: poolA, Wait: time.Minute})
 			s.step(PodSeen{proven(again(recyclable("a-1")))})
@@ -147,7 +147,7 @@ func TestNextLeaderDeletesLifeOfUnfencedSandbox(t *testing.T) {
 func TestNextLeaderFencesAndRecyclesLifeItFinds(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := released("a-1", "id1")
-	f.Sandbox.Pod = recyclable("a-1").Key
+	sandboxOf(f).Pod = recyclable("a-1").Key
 	s.recover([]Pool{specRecycle(1, 1)}, []Pod{with(recyclable("a-1"), func(p *Pod) { p.Used = true })}, f)
 	none[RecyclePod](s)
 	s.pass(window)

@@ -11,8 +11,8 @@ func (c *Core) retire(p *pod) {
 	p.enter(podDeleting, c.now.Boot)
 	if !p.seen.Deleting {
 		key := p.seen.Key
-		pf := c.outbox.commit(Fact{Retired: key}, false, func(Fact, time.Duration) { c.retired(key) })
-		c.retirements[key] = &retirement{revision: pf.fact.Revision}
+		pf := c.outbox.Commit(c.now.Boot, &RetirementFact{Pod: key}, false, func(Revision, time.Duration) { c.retired(key) })
+		c.retirements[key] = &retirement{revision: pf.Revision()}
 	}
 }
 
@@ -52,8 +52,8 @@ func (c *Core) retireConflicts(sb *sandbox) {
 		at[d.pod] = append(at[d.pod], d.ip)
 	}
 	for _, key := range pods {
-		pf := c.outbox.commit(Fact{Retired: key, After: sb.ID, At: at[key]}, true, func(Fact, time.Duration) { c.retired(key) })
-		c.retirements[key] = &retirement{revision: pf.fact.Revision, after: sb}
+		pf := c.outbox.Commit(c.now.Boot, &RetirementFact{Pod: key, After: sb.ID, At: at[key]}, true, func(Revision, time.Duration) { c.retired(key) })
+		c.retirements[key] = &retirement{revision: pf.Revision(), after: sb}
 	}
 }
 
@@ -71,7 +71,7 @@ func (c *Core) advanceRetirement(key PodKey) {
 	case d == nil || !d.durable || d.after != nil && c.taints.Routed(d.after.ID):
 	case p == nil:
 		delete(c.retirements, key)
-		c.emit(Settle{Pod: key, Revision: d.revision})
+		c.emit(Settle{key, d.revision})
 	case !p.seen.Deleting && !d.asked && p.sandbox == nil: // the pod of a sandbox goes with its fence
 		d.asked = true
 		c.emit(DeletePod{Pod: key})

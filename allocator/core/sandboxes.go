@@ -102,11 +102,11 @@ func (c *Core) startRelease(sb *sandbox, cause Cause) {
 	case sb.Phase != Starting && sb.Phase != Running:
 		return
 	}
-	released := sb.next()
+	released := &SandboxFact{Sandbox: sb.next()}
 	sb.ran = sb.Phase == Running
 	sb.Phase = Releasing
 	released.Phase, released.Cause, released.ReleasedAt = Released, cause, c.now.Wall
-	c.outbox.commit(Fact{Sandbox: &released}, true, func(f Fact, at time.Duration) { c.released(sb, f, at) })
+	c.outbox.Commit(c.now.Boot, released, true, func(_ Revision, at time.Duration) { c.released(sb, released, at) })
 }
 
 // lost releases a sandbox whose pod cannot serve it any more. From now on no router gets its
@@ -121,13 +121,13 @@ func (c *Core) lost(sb *sandbox, cause Cause) {
 }
 
 // released acts on a committed release. at is when that was known.
-func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
+func (c *Core) released(sb *sandbox, f *SandboxFact, at time.Duration) {
 	c.sandboxes.deadlines.Remove(sb.ID)
 	c.idle.Remove(sb.ID)
 	c.sandboxes.released(sb)
 	sb.asking = false
 	sb.Phase, sb.releasedAt, sb.Revision = Released, c.now.Boot, f.Revision
-	sb.Cause, sb.ReleasedAt, sb.StartedAt = f.Sandbox.Cause, f.Sandbox.ReleasedAt, f.Sandbox.StartedAt
+	sb.Cause, sb.ReleasedAt, sb.StartedAt = f.Cause, f.ReleasedAt, f.StartedAt
 	p := c.pods[sb.Pod]
 	if p != nil {
 		p.enter(podReleased, c.now.Boot)
@@ -136,8 +136,8 @@ func (c *Core) released(sb *sandbox, f Fact, at time.Duration) {
 	}
 	c.emit(WriteObject{Sandbox: sb.Sandbox})
 	c.emit(SandboxReleased{sb.Sandbox})
-	c.claims.Keep(sb.claimKey(), sb.grant(), sb.ID, sb.releasedAt)
-	c.adopt(sb.grant())
+	c.claims.Keep(claimKey(&sb.Binding), sb.Grant(), sb.ID, sb.releasedAt)
+	c.adopt(sb.Grant())
 	sb.durableAt = at
 	c.startFence(sb)
 }
@@ -150,7 +150,7 @@ func (c *Core) tryEnd(sb *sandbox) {
 	}
 	sb.Phase = Ended
 	c.sandboxes.end(sb)
-	c.outbox.revise(sb)
+	c.revise(sb)
 }
 
 // routable reports whether routers may receive its route.

@@ -89,10 +89,10 @@ func says(pattern string, do func(s *scenario, args []string)) sentence {
 // setup are the lines that come before anything happens.
 var setup = []sentence{
 	says(`pool (\w+) keeps (\d+) warm`, func(s *scenario, a []string) {
-		s.w.addPool(Pool{Key: PoolKey{"ns", a[0]}, Warm: number(a[1])})
+		s.w.addPool(Pool{Key: PoolKey{Namespace: "ns", Name: a[0]}, Warm: number(a[1])})
 	}),
 	says(`pool (\w+) keeps (\d+) warm, (\d+) pods at most`, func(s *scenario, a []string) {
-		s.w.addPool(Pool{Key: PoolKey{"ns", a[0]}, Warm: number(a[1]), MaxPods: number(a[2])})
+		s.w.addPool(Pool{Key: PoolKey{Namespace: "ns", Name: a[0]}, Warm: number(a[1]), MaxPods: number(a[2])})
 	}),
 }
 
@@ -245,7 +245,7 @@ var sentences = []sentence{
 		s.want(a[0]+": the address of "+a[2], a[1], has)
 	}),
 	says(`pool (\w+) has (\d+) warm`, func(s *scenario, a []string) {
-		counts, _ := s.w.core.View().Counts(PoolKey{"ns", a[0]})
+		counts, _ := s.w.core.View().Counts(PoolKey{Namespace: "ns", Name: a[0]})
 		s.want("warm pods", a[1], strconv.Itoa(counts.Warm))
 	}),
 }
@@ -310,7 +310,7 @@ func (s *scenario) claim(name, pool string) {
 	token := s.w.token()
 	s.tokens[name] = token
 	s.w.claims[token] = &simClaim{}
-	s.w.step(Claim{Token: token, Pool: PoolKey{"ns", pool}, Wait: time.Hour})
+	s.w.step(Claim{Token: token, Pool: PoolKey{Namespace: "ns", Name: pool}, Wait: time.Hour})
 	s.goOn()
 }
 

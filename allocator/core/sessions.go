@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/fence"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
 	"github.com/berth-sandbox/berth/allocator/core/member"
@@ -21,7 +22,7 @@ func (c Config) expiry(maxStale time.Duration) time.Duration {
 type routers struct {
 	*step
 	cfg       *Config
-	outbox    *outbox
+	outbox    *fact.Outbox
 	sandboxes *sandboxTable
 	members   *member.Ledger
 	fences    *fence.Ledger
@@ -51,9 +52,9 @@ func (r *routers) join(ev SessionJoined) {
 	if s := r.members.Get(ev.Session); s != nil && r.members.Learn(s, ev.MaxStale, ev.Gateway) {
 		// An earlier version has not journaled what the router says of itself. The router gets nothing
 		// before that is durable: it tries again.
-		fact := r.factOf(s)
-		fact.From = s.From
-		r.outbox.commit(fact, true, func(Fact, time.Duration) { r.members.Learned(s) })
+		f := r.factOf(s)
+		f.From = s.From
+		r.outbox.Commit(r.now.Boot, f, true, func(Revision, time.Duration) { r.members.Learned(s) })
 		r.emit(CloseStream{Stream: ev.Stream})
 		return
 	}
@@ -66,9 +67,9 @@ func (r *routers) join(ev SessionJoined) {
 	if isNew {
 		// The session must be durable before the router receives a route, because the next
 		// leader must wait for every router that has one, for as long as its own max-stale.
-		fact := r.factOf(s)
-		fact.From = ev.From
-		r.outbox.commit(fact, true, func(Fact, time.Duration) {
+		f := r.factOf(s)
+		f.From = ev.From
+		r.outbox.Commit(r.now.Boot, f, true, func(Revision, time.Duration) {
 			if r.members.Recorded(s) {
 				r.welcome(s)
 			}
@@ -81,14 +82,14 @@ func (r *routers) join(ev SessionJoined) {
 
 // factOf begins a fact about a session. Each one has the max-stale of the router, because its end
 // and its declaration outlast the fact of its begin, and the gateway, because it may replace that fact.
-func (r *routers) factOf(s *member.Session) Fact {
-	f := Fact{Session: s.ID, MaxStale: s.MaxStale, Assumed: s.Assumed, Gateway: s.Gateway}
+func (r *routers) factOf(s *member.Session) *SessionFact {
+	f := &SessionFact{ID: s.ID, MaxStale: s.MaxStale, Assumed: s.Assumed, Gateway: s.Gateway}
 	f.Longer = r.isLonger(f)
 	return f
 }
 
 // isLonger reports whether an allocator that does not know the max-stale of a session must not lead.
-func (r *routers) isLonger(f Fact) bool { return f.MaxStale > r.cfg.MaxStale && !f.Assumed }
+func (r *routers) isLonger(f *SessionFact) bool { return f.MaxStale > r.cfg.MaxStale && !f.Assumed }
 
 // know makes a session known whose router is not connected to this leader.
 func (r *routers) know(s member.Session) *member.Session {
@@ -97,21 +98,22 @@ func (r *routers) know(s member.Session) *member.Session {
 }
 
 // recover restores a session of an earlier term, its end, or its declaration.
-func (r *routers) recover(f Fact) {
+func (r *routers) recover(f *SessionFact, revision Revision) {
 	if r.isLonger(f) && !f.Longer { // the value of the allocators was lowered since
-		f.Longer = true
-		f = r.outbox.commit(f, true, func(Fact, time.Duration) {}).fact
+		longer := *f
+		longer.Longer = true
+		revision = r.outbox.Commit(r.now.Boot, &longer, true, func(Revision, time.Duration) {}).Revision()
 	}
 	switch {
 	case f.Declared != nil:
-		r.members.Ban(f.Session, member.Revision(f.Revision), 0, r.now.Boot+r.cfg.expiry(f.MaxStale))
+		r.members.Ban(f.ID, revision, 0, r.now.Boot+r.cfg.expiry(f.MaxStale))
 	case f.Left: // the objects may not show yet what it left open
-		r.idle.Known(f.Session, r.now.Boot)
-		r.idle.End(f.Session, false, r.now.Boot+r.cfg.expiry(f.MaxStale), r.now.Boot)
-		r.settleEnd(f, true)
+		r.idle.Known(f.ID, r.now.Boot)
+		r.idle.End(f.ID, false, r.now.Boot+r.cfg.expiry(f.MaxStale), r.now.Boot)
+		r.settleEnd(f.ID, revision, true)
 	default:
 		r.know(member.Session{
-			ID: f.Session, From: f.From, Durable: true, Earlier: f.Earlier, MaxStale: f.MaxStale, Assumed: f.Assumed, Gateway: f.Gateway, LastPing: r.now.Boot + r.cfg.Lease,
+			ID: f.ID, From: f.From, Durable: true, Earlier: f.Earlier, MaxStale: f.MaxStale, Assumed: f.Assumed, Gateway: f.Gateway, LastPing: r.now.Boot + r.cfg.Lease,
 		})
 	}
 }
@@ -159,10 +161,10 @@ func (r *routers) goodbye(ev SessionGoodbye) {
 		return
 	}
 	var mayBeOpen bool
-	fact := r.factOf(s)
-	fact.Left = true
-	r.outbox.commit(fact, true, func(f Fact, _ time.Duration) {
-		r.settleEnd(f, mayBeOpen)
+	f := r.factOf(s)
+	f.Left = true
+	r.outbox.Commit(r.now.Boot, f, true, func(revision Revision, _ time.Duration) {
+		r.settleEnd(s.ID, revision, mayBeOpen)
 		if ev.Stream != 0 {
 			r.emit(CloseStream{Stream: ev.Stream, Left: true})
 		}
@@ -194,10 +196,10 @@ func (r *routers) acknowledge(ev SessionAck) {
 // it; nil: it has expired.
 func (r *routers) remove(s, by *member.Session) {
 	r.ending(s)
-	fact := r.factOf(s)
-	fact.Left = true
-	r.outbox.commit(fact, by != nil, func(f Fact, _ time.Duration) {
-		r.settleEnd(f, true)
+	f := r.factOf(s)
+	f.Left = true
+	r.outbox.Commit(r.now.Boot, f, by != nil, func(revision Revision, _ time.Duration) {
+		r.settleEnd(s.ID, revision, true)
 		if by != nil {
 			r.members.DeathRecorded(by)
 			r.pong(by)
@@ -230,18 +232,19 @@ func (r *routers) end(s *member.Session, looked bool, until time.Duration) (mayB
 // journaledEnd is the journaled end of a router that may have left something open. The objects
 // show at the time until what the end of its leftover means.
 type journaledEnd struct {
-	until  time.Duration
-	settle Settle
+	until    time.Duration
+	session  string
+	revision Revision
 }
 
 // settleEnd acts on a committed end of a session. If the router may have left requests open, the
 // journal keeps the end for the next leader, until the leftover is over and the objects show the
 // activity.
-func (r *routers) settleEnd(f Fact, mayBeOpen bool) {
-	if settle := (Settle{Session: f.Session, Revision: f.Revision}); mayBeOpen {
-		r.ends = append(r.ends, journaledEnd{r.now.Boot + persistLag, settle})
+func (r *routers) settleEnd(session string, revision Revision, mayBeOpen bool) {
+	if mayBeOpen {
+		r.ends = append(r.ends, journaledEnd{r.now.Boot + persistLag, session, revision})
 	} else {
-		r.emit(settle)
+		r.emit(Settle{SessionID(session), revision})
 	}
 }
 
@@ -252,15 +255,15 @@ func (r *routers) tick() {
 		r.remove(s, nil)
 	}
 	for _, b := range r.members.Lift(r.now.Boot) {
-		r.emit(Settle{Session: b.Session, Revision: Revision(b.Fact)})
+		r.emit(Settle{SessionID(b.Session), b.Fact})
 	}
 	kept := r.ends[:0]
 	for _, e := range r.ends {
-		if r.idle.MayBeOpen(e.settle.Session) {
+		if r.idle.MayBeOpen(e.session) {
 			e.until = r.now.Boot + persistLag
 		}
 		if e.until <= r.now.Boot {
-			r.emit(e.settle)
+			r.emit(Settle{SessionID(e.session), e.revision})
 		} else {
 			kept = append(kept, e)
 		}
@@ -292,7 +295,7 @@ func (r *routers) sendReleases() {
 			ends := make([]End, len(ids))
 			for i, id := range ids {
 				if sb := r.sandboxes.byID[id]; sb != nil {
-					ends[i] = sb.end()
+					ends[i] = endOf(&sb.Sandbox)
 				}
 			}
 			r.emit(SendRelease{Stream: s.Stream, Sequence: sequence, IDs: ids, Ends: ends})
@@ -341,7 +344,7 @@ func (c *Core) resolve(ev Resolve) {
 			found := s.Sandbox
 			e.Sandbox = &found
 		case s.Phase == Released || s.Phase == Ended:
-			e.Gone, e.End = true, s.end()
+			e.Gone, e.End = true, endOf(&s.Sandbox)
 		default:
 			// It starts, or its release is not durable yet. Gone would be final.
 			e.Starting = true
@@ -353,4 +356,19 @@ func (c *Core) resolve(ev Resolve) {
 		}
 	}
 	c.emit(e)
+}
+
+// End is why and when a sandbox ended, as far as every client with its ID may know: zero unless it was
+// public.
+type End struct {
+	Reason string
+	At     time.Time
+}
+
+// endOf is what every client may know of the end of a sandbox.
+func endOf(s *Sandbox) End {
+	if s.Access != AccessPublic {
+		return End{}
+	}
+	return End{s.Reason, s.ReleasedAt}
 }

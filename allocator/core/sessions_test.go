@@ -11,7 +11,7 @@ func TestRouterReceivesNothingBeforeItsSessionIsDurable(t *testing.T) {
 	first := s.claim()
 	s.slow = true
 	s.step(SessionJoined{Session: "r", Stream: 1})
-	if f := one[Write](s).Facts; len(f) != 1 || f[0].Session != "r" || f[0].Left {
+	if f := one[Write](s).Facts; len(f) != 1 || sessionOf(f[0]).ID != "r" || sessionOf(f[0]).Left {
 		t.Errorf("written %+v", f)
 	}
 	none[SendSnapshot](s)
@@ -69,7 +69,7 @@ func TestLateLeaveOfAnOldStreamIsIgnored(t *testing.T) {
 	s.step(SessionJoined{Session: "r", Stream: 2})
 	s.written() // that it came
 	none[SendSnapshot](s)
-	if f := one[Write](s).Facts; len(f) != 2 || !f[0].Left || f[1].Left {
+	if f := one[Write](s).Facts; len(f) != 2 || !sessionOf(f[0]).Left || sessionOf(f[1]).Left {
 		t.Errorf("written %+v", f)
 	}
 	s.written()
@@ -114,7 +114,7 @@ func TestSessionIsJournaledWhenItEnds(t *testing.T) {
 			s.join("r", 1)
 			ends(s)
 			none[Settle](s) // the objects do not show it yet
-			if e := s.settles(1)[0]; e.Session != "r" || e.Revision.Counter < 2 {
+			if e := s.settles(1)[0]; e.Thing != SessionID("r") || e.Revision.Counter < 2 {
 				t.Errorf("settled %+v", e)
 			}
 			if s.core.routers.members.Get("r") != nil {
@@ -132,7 +132,7 @@ func TestGoodbyeIsAcknowledgedWhenDurable(t *testing.T) {
 	s.join("r", 1)
 	s.slow = true
 	s.step(SessionGoodbye{Session: "r", Stream: 1})
-	if left := one[Write](s).Facts; len(left) != 1 || !left[0].Left {
+	if left := one[Write](s).Facts; len(left) != 1 || !sessionOf(left[0]).Left {
 		t.Errorf("written %+v", left)
 	}
 	none[CloseStream](s)

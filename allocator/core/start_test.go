@@ -101,7 +101,7 @@ func TestCallersOfStartingSandboxMayLeave(t *testing.T) {
 func TestNextLeaderRepeatsTheHookOfStartingSandbox(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := on("a-1", "x")
-	f.Sandbox.Phase = Starting
+	sandboxOf(f).Phase = Starting
 	s.recover([]Pool{specA(0)}, []Pod{warmPod("a-1")}, f)
 	if e := one[StartSandbox](s); e.Sandbox.ID != "x" {
 		t.Errorf("starts %+v", e)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // slowly begins with one creation at a time, as every pool does outside of the tests.
@@ -580,7 +582,7 @@ func TestNoClaimedPodIsEverDeleted(t *testing.T) {
 				p.MaxUnavailable, p.MaxSurge = random.IntN(3), random.IntN(4)
 				do(s.step(PoolSeen{p}))
 			case 2:
-				for _, k := range slices.SortedFunc(maps.Keys(exist), comparePods) {
+				for _, k := range slices.SortedFunc(maps.Keys(exist), fact.ComparePods) {
 					if pod := exist[k]; !pod.Ready && random.IntN(2) == 0 {
 						pod.Ready = true
 						exist[k] = pod
@@ -589,7 +591,7 @@ func TestNoClaimedPodIsEverDeleted(t *testing.T) {
 				}
 			case 3:
 				if len(held) > 3 {
-					k := slices.SortedFunc(maps.Keys(held), comparePods)[0]
+					k := slices.SortedFunc(maps.Keys(held), fact.ComparePods)[0]
 					do(s.step(Release{Scope: everyTeam, ID: held[k], Reason: ReasonKilled}))
 				}
 			}

@@ -204,7 +204,7 @@ func (t *sandboxTable) routable() []Sandbox {
 }
 
 // mark is the position of a sandbox in lists. It does not change.
-func (s *Sandbox) mark() Mark { return Mark{s.ClaimedAt, s.ID} }
+func (sb *sandbox) mark() Mark { return Mark{sb.ClaimedAt, sb.ID} }
 
 // byClaim orders sandboxes by Mark.
 func byClaim(sb *sandbox, m Mark) int { return byMark(sb.mark(), m) }

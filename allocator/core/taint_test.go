@@ -63,7 +63,7 @@ func TestAddressIsReusedOnlyAfterItsFence(t *testing.T) {
 				t.Errorf("deleted %+v", all)
 			}
 			s.step(PodGone{another().Key})
-			s.step(PodSeen{with(another(), func(p *Pod) { p.Key = PodKey{p.Key.Namespace, "a-5", "uid-a-5"} })})
+			s.step(PodSeen{with(another(), func(p *Pod) { p.Key = key("a-5") })})
 			s.step(Claim{Token: 12, Pool: poolA})
 			one[Claimed](s)
 		})
@@ -99,7 +99,7 @@ func TestPodAtTaintedAddressIsReplacedAtOnce(t *testing.T) {
 func TestNextLeaderKnowsTaintedAddresses(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	gone := released("a-1", "x")
-	s.recover([]Pool{specA(5)}, []Pod{another()}, gone, Fact{Revision: Revision{1, 1}, Session: "r"})
+	s.recover([]Pool{specA(5)}, []Pod{another()}, gone, Fact{Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r"}})
 	s.step(Claim{Token: 1, Pool: poolA})
 	one[ClaimRefused](s)
 	s.pass(lease + maxStale)
@@ -111,7 +111,7 @@ func TestNextLeaderKnowsTaintedAddresses(t *testing.T) {
 		t.Errorf("deleted %+v", d)
 	}
 	s.step(PodGone{another().Key})
-	s.step(PodSeen{with(another(), func(p *Pod) { p.Key = PodKey{p.Key.Namespace, "a-5", "uid-a-5"} })})
+	s.step(PodSeen{with(another(), func(p *Pod) { p.Key = key("a-5") })})
 	s.step(Claim{Token: 3, Pool: poolA})
 	one[Claimed](s)
 }

@@ -148,7 +148,7 @@ func TestQuotaCountsWhatTheNextLeaderFinds(t *testing.T) {
 	if r := one[ClaimRefused](next); r.Excess.Used != 3 {
 		t.Errorf("refused %+v", r)
 	}
-	next.release(facts[0].Sandbox.ID)
+	next.release(sandboxOf(facts[0]).ID)
 	next.step(of1("t", 10))
 	one[Claimed](next)
 }
@@ -158,7 +158,7 @@ func TestWaitingClaimsOfATeamAreBounded(t *testing.T) {
 	s.recover([]Pool{specA(1), changed(specA(1), func(p *Pool) { p.Key.Name = "b" })}, nil)
 	s.step(TeamLimits{teams.Settings{Default: teams.Limits{MaxWaiting: 2, ClaimsPerSecond: 3}}})
 	s.step(of1("t", 1))
-	s.step(Claim{Token: 2, Pool: PoolKey{"ns", "b"}, Wait: wait, Binding: Binding{Team: "t"}})
+	s.step(Claim{Token: 2, Pool: PoolKey{Namespace: "ns", Name: "b"}, Wait: wait, Binding: Binding{Team: "t"}})
 	s.step(of1("t", 3))
 	if r := one[ClaimRefused](s); r.Excess.Limit != teams.MaxWaiting || r.Excess.Used != 2 {
 		t.Errorf("refused %+v", r)

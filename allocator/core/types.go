@@ -1,29 +1,48 @@
 package core
 
 import (
-	"cmp"
-	"crypto/sha256"
 	"net/netip"
-	"slices"
-	"strings"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
-	"github.com/berth-sandbox/berth/allocator/core/member"
 )
 
-// PodKey identifies one life of a pod. Names are used again, UIDs are not. The UID of a pod that can be
-// recycled ends with "/" and the number of the life: see recycle.go.
-type PodKey struct{ Namespace, Name, UID string }
+// The names that package fact gives to what is in the journal.
+type (
+	PodKey         = fact.PodKey
+	PoolKey        = fact.PoolKey
+	Revision       = fact.Revision
+	Fact           = fact.Fact
+	SandboxFact    = fact.SandboxFact
+	SessionFact    = fact.SessionFact
+	RetirementFact = fact.RetirementFact
+	SandboxID      = fact.SandboxID
+	SessionID      = fact.SessionID
+	Sandbox        = fact.Sandbox
+	Binding        = fact.Binding
+	Agent          = fact.Agent
+	Access         = fact.Access
+	Phase          = fact.Phase
+	Cause          = fact.Cause
+	Workload       = fact.Workload
+	Resources      = fact.Resources
+	Gateway        = fact.Gateway
+	Declaration    = fact.Declaration
+)
 
-// Whole returns the key of the pod in all of its lives.
-func (k PodKey) Whole() PodKey {
-	k.UID, _, _ = strings.Cut(k.UID, "/")
-	return k
-}
-
-// PoolKey names a pool.
-type PoolKey struct{ Namespace, Name string }
+// The values of Phase and Access, and the bound of terms.
+const (
+	Starting     = fact.Starting
+	Running      = fact.Running
+	Releasing    = fact.Releasing
+	Released     = fact.Released
+	Ended        = fact.Ended
+	AccessPublic = fact.AccessPublic
+	AccessToken  = fact.AccessToken
+	AccessTeam   = fact.AccessTeam
+	MaxTerm      = fact.MaxTerm
+)
 
 // Instant is a moment on two clocks.
 type Instant struct {
@@ -151,60 +170,6 @@ var PodReasons = []string{
 	PodDeleted, PodNeverReady,
 }
 
-// Workload is what runs in a pod, for people.
-type Workload struct {
-	// Images are those of the containers.
-	Images []string
-	// Requests and Limits are the sums over the containers. A limit that one container does not have is
-	// empty.
-	Requests, Limits Resources
-}
-
-// Resources are quantities in the notation of Kubernetes; empty: none.
-type Resources struct{ CPU, Memory string }
-
-// Binding is what a claim asks for and gets.
-type Binding struct {
-	ID        string
-	ClaimedAt time.Time
-	// EndAt is when the sandbox is released, in use or not. SetTimeout moves it. LifetimeEnd is
-	// the same and is fixed. StartBy is when it is released if it is still starting. Zero: never.
-	// The earliest of these and IdleTimeout counts.
-	EndAt, LifetimeEnd, StartBy time.Time
-	// IdleTimeout is after how long without activity it is released; 0: never.
-	IdleTimeout time.Duration
-	// MinBytes is how many bytes a minute must move over an open connection for it to count as
-	// activity. 0: it counts in any case.
-	MinBytes uint64
-	Metadata map[string]string
-	// Team claimed it, on behalf of User, as far as the caller said.
-	Team, User string
-	// Access says who may send requests to it.
-	Access Access
-	// Agent is that of its pod.
-	Agent Agent
-	// MaskHost is the host that its pod sees, with "${PORT}" for the port of the request. Empty: that
-	// of the request.
-	MaskHost string
-	// HTTPSPorts are the ports to which Envoy speaks TLS, in ascending order. The slice is shared and
-	// must not be changed.
-	HTTPSPorts []uint16
-	// IdempotencyKey, if not "", makes every claim of the team with this key and
-	// a body of this hash the same claim.
-	IdempotencyKey string
-	RequestHash    [sha256.Size]byte
-	// Batch, if not "", is the ID of the batch that it was claimed with.
-	Batch string
-}
-
-// Agent is the agent in a pod, which is configured once, for the sandbox that the pod holds. Port 0:
-// there is none.
-type Agent struct {
-	Port uint16
-	// Public: requests to it need no token.
-	Public bool
-}
-
 // Values are what a claim brings for the agent. Core does not look into them.
 type Values interface {
 	// String does not show them, so that no log does.
@@ -226,149 +191,6 @@ func (s Scope) Sees(team string) bool { return s.All || s.Team == team }
 type Selection struct {
 	Scope
 	Pool PoolKey
-}
-
-// Access says who may send requests to a sandbox. A higher value admits fewer clients.
-type Access int
-
-// The kinds of access, with the numbers that the journal and the control stream have.
-const (
-	// AccessPublic: every client that has the sandbox ID.
-	AccessPublic Access = iota
-	// AccessToken: clients with a credential of the sandbox.
-	AccessToken
-	// AccessTeam: clients with an API key of its team, or with a link.
-	AccessTeam
-)
-
-var accessWords = [...]string{"public", "token", "team"}
-
-// AccessOf returns the access of a word of the API. The empty word is public.
-func AccessOf(word string) (Access, bool) {
-	i := slices.Index(accessWords[:], cmp.Or(word, accessWords[AccessPublic]))
-	return Access(max(i, 0)), i >= 0
-}
-
-// Known reports whether this version knows the access.
-func (a Access) Known() bool { return a >= 0 && int(a) < len(accessWords) }
-
-// String returns the word for an access that is known.
-func (a Access) String() string { return accessWords[a] }
-
-// Phase is where a sandbox is in its life.
-type Phase int
-
-// The phases of a sandbox.
-const (
-	// Starting: claimed, and its pool's hook has not been answered yet.
-	Starting Phase = iota + 1
-	Running
-	// Releasing: as before, but its release is on its way into the journal.
-	Releasing
-	Released
-	Ended
-)
-
-// Sandbox is the state of one sandbox.
-type Sandbox struct {
-	Binding
-	Pool PoolKey
-	Pod  PodKey
-	IP   netip.Addr
-	// DefaultPort and Ports are those of its pool; for a live sandbox the current ones.
-	DefaultPort uint16
-	Ports       []uint16
-	// Restarts are those of the pod before the claim.
-	Restarts int
-	Phase    Phase
-	// StartedAt is when it began to run; zero: it has not.
-	StartedAt time.Time
-	// Cause and ReleasedAt are set from Released on.
-	Cause
-	ReleasedAt time.Time
-	// Workload is what its pod runs. Objects show it, and it is not in the journal: the next leader takes it
-	// from the pod if the object does not exist. nil: not known.
-	Workload *Workload
-	// LastActive is a lower bound of its last activity, as its object shows it. It is not in the
-	// journal. Zero: none was written yet.
-	LastActive time.Time
-	// Revision orders the writes about it. A lower one never overwrites a higher one.
-	Revision Revision
-}
-
-// End is why and when a sandbox ended, as far as every client with its ID may know: zero unless it was
-// public.
-type End struct {
-	Reason string
-	At     time.Time
-}
-
-func (s *Sandbox) end() End {
-	if s.Access != AccessPublic {
-		return End{}
-	}
-	return End{s.Reason, s.ReleasedAt}
-}
-
-// MaxTerm bounds terms that are read from Sandbox objects and routers. Terms count changes
-// of leaders, so a higher one is an error. The next leader has a higher term than any it has
-// read, and a term must fit into an int64.
-const MaxTerm = 1 << 53
-
-// Revision is a term and a counter within it.
-type Revision struct{ Term, Counter uint64 }
-
-// Less reports whether r is older than o.
-func (r Revision) Less(o Revision) bool {
-	return r.Term < o.Term || r.Term == o.Term && r.Counter < o.Counter
-}
-
-// Fact is the whole journaled state of one thing: a sandbox, which is Starting, Running or
-// Released; the session of a router; or the intent to delete an idle pod.
-type Fact struct {
-	Revision Revision
-	// Sandbox is set for a sandbox. Its Revision is this one.
-	Sandbox *Sandbox
-	// Ungranted is set for a sandbox whose claim was not granted yet, because agents are configured first.
-	// It is how many sandboxes the claim needs.
-	Ungranted int
-	// Joined: it is durable together with the fact before it, or not at all.
-	Joined bool
-	// Session is set for a session. From is the address it joined from. Left: its router can
-	// route to nothing any more.
-	Session string
-	From    string
-	Left    bool
-	// Declared: it has left because an operator declared it dead.
-	Declared *Declaration
-	// Earlier: it stands for all routers of an earlier journal: see EarlierSession.
-	Earlier bool
-	// MaxStale is set for a session, its end and its declaration: that of the router. Its routes
-	// are stale after this or after the MaxStale of the leader, whichever is longer.
-	MaxStale time.Duration
-	// Assumed: the router has not said MaxStale. An earlier version has journaled the session without it.
-	Assumed bool
-	// Longer: MaxStale is longer than that of the leader that wrote the fact, and not Assumed. An
-	// allocator that does not know MaxStale must not lead while the journal has this fact.
-	Longer bool
-	// Gateway is set for a session: the hash of the secret of the gateway; zero: it has none.
-	Gateway Gateway
-	// Retired is a pod that is never handed out again. After is set if conflicting records named
-	// the pod for that sandbox, at the addresses At: the pod is then not deleted before the fence
-	// of the sandbox is complete.
-	Retired PodKey
-	After   string
-	At      []netip.Addr
-}
-
-// Gateway names a gateway by the hash of its secret.
-type Gateway = member.Gateway
-
-// Declaration is an operator's statement that a router and its Envoy have ended.
-type Declaration struct {
-	// By is the name of the API key; empty if none was required.
-	By, Reason string
-	At         time.Time
 }
 
 // BusyProbe is where a pod answers whether it is busy: port 0 for none.

@@ -108,7 +108,7 @@ func TestRestartEndsSandboxUnlessPoolKeepsIt(t *testing.T) {
 
 	// There was no leader meanwhile.
 	f := on("a-1", "x")
-	f.Sandbox.Restarts = 1
+	sandboxOf(f).Restarts = 1
 	for n, want := range map[int]int{1: 0, 2: 1} {
 		s = newSimAt(t, 2, start)
 		s.recover([]Pool{specA(1)}, []Pod{restarted(n).(PodSeen).Pod}, f)

@@ -74,7 +74,7 @@ func (r *Reader) Pod(ctx context.Context, key core.PodKey) (p Pod, err error) {
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && pods.KeyOf(p.Object) != key:
 		p.Object = nil
-		if key == key.Whole() { // else some may be about another sandbox
+		if key.Life == 0 { // else some may be about another sandbox
 			r.warnings(ctx, key, &p)
 		}
 		return p, ErrGone
@@ -93,7 +93,7 @@ func (r *Reader) Pod(ctx context.Context, key core.PodKey) (p Pod, err error) {
 // warnings reads the Warning events of a pod. They outlive it, by an hour by default. Events from before the
 // life of the pod began are about another sandbox.
 func (r *Reader) warnings(ctx context.Context, key core.PodKey, p *Pod) {
-	selector := fields.Set{"involvedObject.kind": "Pod", "involvedObject.uid": key.Whole().UID, "type": corev1.EventTypeWarning}
+	selector := fields.Set{"involvedObject.kind": "Pod", "involvedObject.uid": key.UID, "type": corev1.EventTypeWarning}
 	list, err := r.client.CoreV1().Events(key.Namespace).List(ctx, metav1.ListOptions{FieldSelector: selector.String(), Limit: 10 * MaxWarnings})
 	if p.WarningsErr = err; err == nil {
 		p.Warnings = list.Items
@@ -171,7 +171,7 @@ func (r *Reader) Logs(ctx context.Context, key core.PodKey, o LogOptions) (io.Re
 // inLife returns nil if a pod that can be recycled is in the life that a key names. A log that was opened
 // before is of that life then, and not of another sandbox.
 func (r *Reader) inLife(ctx context.Context, key core.PodKey) error {
-	if key == key.Whole() {
+	if key.Life == 0 {
 		return nil
 	}
 	p, err := r.client.CoreV1().Pods(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})

@@ -108,8 +108,8 @@ func TestWarningsOfEarlierLivesAreNotShown(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, shown.Warnings, 1)
 	require.Equal(t, "After", shown.Warnings[0].Reason)
-	before := key.Whole()
-	before.UID += "/0"
+	before := key
+	before.Life = 1
 	shown, err = r.Pod(ctx, before)
 	require.ErrorIs(t, err, inspect.ErrGone)
 	require.Empty(t, shown.Warnings)

@@ -21,8 +21,10 @@ import (
 // KeyOf returns the core's key of a pod: of its present life, if it can be recycled.
 func KeyOf(p *corev1.Pod) core.PodKey {
 	key := core.PodKey{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)}
-	if canRecycle(p) {
-		key.UID += "/" + p.Annotations[v1alpha1.AnnotationLife]
+	if life, known := lifeOf(p); canRecycle(p) {
+		if key.Life = life + 1; !known {
+			key.Life = -1
+		}
 	}
 	return key
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -129,7 +130,7 @@ func (l *Labeler) write(ctx context.Context, e core.LabelPod) error {
 	kind, patch := types.MergePatchType, any(map[string]any{"metadata": map[string]any{
 		"uid": e.Pod.UID, "labels": labels, "annotations": annotations,
 	}})
-	if e.Pod != e.Pod.Whole() {
+	if e.Pod.Life > 0 {
 		kind, patch = types.JSONPatchType, lifePatch(e.Pod, labels, annotations)
 	}
 	raw, err := json.Marshal(patch)
@@ -147,13 +148,12 @@ func (l *Labeler) write(ctx context.Context, e core.LabelPod) error {
 
 // lifePatch labels one life of a pod.
 func lifePatch(key core.PodKey, labels, annotations map[string]string) (patch []map[string]any) {
-	whole, life := key.Whole(), strings.TrimPrefix(key.UID, key.Whole().UID+"/")
 	op := func(op, path, value string) {
 		patch = append(patch, map[string]any{"op": op, "path": path, "value": value})
 	}
 	escape := strings.NewReplacer("~", "~0", "/", "~1").Replace
-	op("test", "/metadata/uid", whole.UID)
-	op("test", "/metadata/annotations/"+escape(v1alpha1.AnnotationLife), life)
+	op("test", "/metadata/uid", key.UID)
+	op("test", "/metadata/annotations/"+escape(v1alpha1.AnnotationLife), strconv.Itoa(key.Life-1))
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
 		op("add", "/metadata/labels/"+escape(name), labels[name])
 	}

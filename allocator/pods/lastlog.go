@@ -54,7 +54,7 @@ func (w *Writer) ReadLog(ctx context.Context, e core.ReadLog, lines int) error {
 	if strings.HasPrefix(text, noLog) && !strings.Contains(text, "\n") {
 		return fmt.Errorf("read the log of pod %s: the kubelet has removed it", s.Pod.Name)
 	}
-	if s.Pod != s.Pod.Whole() { // the log may be that of another life
+	if s.Pod.Life != 0 { // the log may be that of another life
 		if p, gone, err := w.read(ctx, s.Pod); err != nil || gone || KeyOf(p) != s.Pod {
 			return err
 		}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
@@ -111,9 +112,9 @@ func TestLogOfAnotherPodIsNotRead(t *testing.T) {
 		Clients: clients, Namespace: "default", Log: zap.NewNop(), Submit: func(ev core.Event) { events = append(events, ev) },
 	}, Settings: Settings{ServeOn: time.Second}})
 	require.NoError(t, err)
-	read := func(uid string) error {
+	read := func(id string) error {
 		return w.ReadLog(t.Context(), core.ReadLog{Sandbox: core.Sandbox{
-			Binding: core.Binding{ID: "x"}, Pod: core.PodKey{Namespace: "default", Name: "p", UID: uid}, Cause: core.Cause{Reason: core.ReasonEvicted},
+			Binding: core.Binding{ID: "x"}, Pod: fact.PodKeyOf("default", "p", id), Cause: core.Cause{Reason: core.ReasonEvicted},
 		}}, 2)
 	}
 	require.NoError(t, read("u"))

@@ -55,7 +55,7 @@ func TestRecycleBeginsTheNextLifeOnce(t *testing.T) {
 	require.Error(t, f.writer.Recycle(t.Context(), f.pool, core.RecyclePod{Pod: key}))
 	for range 2 { // the second one finds what the first has done
 		require.NoError(t, f.writer.Recycle(t.Context(), f.pool, core.RecyclePod{Pod: key}))
-		require.Equal(t, key.Whole().UID+"/1", pods.KeyOf(f.get("recycled")).UID)
+		require.Equal(t, 2, pods.KeyOf(f.get("recycled")).Life)
 		require.Equal(t, v1alpha1.PhaseWarm, f.get("recycled").Labels[v1alpha1.LabelPhase])
 		require.NotContains(t, f.get("recycled").Labels, v1alpha1.LabelSandbox)
 		require.NotContains(t, f.get("recycled").Annotations, safeToEvict)
@@ -77,8 +77,8 @@ func TestRecycleBeginsTheNextLifeOnce(t *testing.T) {
 		require.Equal(t, v1alpha1.PhaseWarm, f.get("recycled").Labels[v1alpha1.LabelPhase])
 		require.NoError(t, f.writer.Delete(t.Context(), core.DeletePod{Pod: key}))
 		require.Nil(t, f.get("recycled").DeletionTimestamp)
-		next := key.Whole()
-		next.UID += "/1"
+		next := key
+		next.Life = 2
 		l.Label(core.LabelPod{Pod: next, Pool: "pool", ID: "id2"})
 		require.Eventually(t, func() bool { return l.Waiting() == 0 }, time.Minute, 10*time.Millisecond)
 		require.Equal(t, "id2", f.get("recycled").Labels[v1alpha1.LabelSandbox])

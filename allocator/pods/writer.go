@@ -45,9 +45,9 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 	ctx, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
 	grace := int64(deleteGrace / time.Second)
-	uid := types.UID(e.Pod.Whole().UID)
+	uid := types.UID(e.Pod.UID)
 	must := metav1.Preconditions{UID: &uid}
-	if e.Pod.Whole() != e.Pod { // another life of the pod may have a sandbox by now
+	if e.Pod.Life != 0 { // another life of the pod may have a sandbox by now
 		p, gone, err := w.read(ctx, e.Pod)
 		switch {
 		case err != nil:
@@ -135,5 +135,5 @@ func (w *Writer) read(ctx context.Context, key core.PodKey) (p *corev1.Pod, gone
 	case err != nil:
 		return nil, false, fmt.Errorf("read pod %s: %w", key.Name, err)
 	}
-	return p, string(p.UID) != key.Whole().UID, nil
+	return p, string(p.UID) != key.UID, nil
 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -164,7 +165,7 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 		spec.MinBytes = uint64(*least)
 	}
 	var known bool
-	if spec.Access, known = core.AccessOf(string(pool.Spec.Access)); !known { // the schema refuses such a word
+	if spec.Access, known = fact.AccessOf(string(pool.Spec.Access)); !known { // the schema refuses such a word
 		spec.Access = core.AccessTeam
 	}
 	if probe := pool.Spec.BusyProbe; probe != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 )
@@ -27,7 +28,7 @@ func (a *api) accessOf(request *openapi.NewSandbox, b *core.Binding) error {
 	}
 	field, asked := "network.allowPublicTraffic", public != nil
 	if b.Access = least; request.Access != nil {
-		b.Access, _ = core.AccessOf(string(*request.Access)) // one of the schema's words
+		b.Access, _ = fact.AccessOf(string(*request.Access)) // one of the schema's words
 		field, asked = "access", true
 		if b.Access < least || public != nil && *public && b.Access != core.AccessPublic {
 			return invalid("access: %v contradicts network.allowPublicTraffic %v; leave one of them out", b.Access, *public)
@@ -35,7 +36,7 @@ func (a *api) accessOf(request *openapi.NewSandbox, b *core.Binding) error {
 	}
 	floor := core.AccessPublic
 	if pool, ok := a.Allocator.Pool(request.TemplateID); ok {
-		floor, _ = core.AccessOf(string(pool.Spec.Access))
+		floor, _ = fact.AccessOf(string(pool.Spec.Access))
 	}
 	// "Not public" is satisfied by every pool that is not public.
 	if asked && b.Access < floor && (request.Access != nil || least == core.AccessPublic) {

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
@@ -22,7 +23,7 @@ func toObject(s core.Sandbox, namespace string, lines []string) *v1alpha1.Sandbo
 			Name: s.ID, Namespace: namespace, Labels: map[string]string{v1alpha1.LabelPool: s.Pool.Name},
 		},
 		Spec: v1alpha1.SandboxSpec{
-			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUID: s.Pod.UID, PodIP: s.IP.String(), DefaultPort: int32(s.DefaultPort), Restarts: int32(s.Restarts),
+			Pool: s.Pool.Name, PodName: s.Pod.Name, PodUID: s.Pod.ID(), PodIP: s.IP.String(), DefaultPort: int32(s.DefaultPort), Restarts: int32(s.Restarts),
 			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), EndAt: timeToObject(s.EndAt), LifetimeEnd: timeToObject(s.LifetimeEnd), StartBy: timeToObject(s.StartBy),
 			IdleTimeoutSeconds: wholeSeconds(s.IdleTimeout), Metadata: s.Metadata, Workload: workloadToObject(s.Workload),
 			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, Batch: s.Batch,
@@ -124,7 +125,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 			MaskHost: o.Spec.MaskHost, Agent: core.Agent{Port: uint16(o.Spec.AgentPort), Public: o.Spec.AgentPublic},
 		},
 		Pool:        core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},
-		Pod:         core.PodKey{Namespace: o.Namespace, Name: o.Spec.PodName, UID: o.Spec.PodUID},
+		Pod:         fact.PodKeyOf(o.Namespace, o.Spec.PodName, o.Spec.PodUID),
 		DefaultPort: uint16(o.Spec.DefaultPort),
 		Restarts:    int(o.Spec.Restarts),
 		Workload:    workloadFromObject(o.Spec.Workload),
@@ -144,7 +145,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		s.HTTPSPorts = append(s.HTTPSPorts, uint16(port))
 	}
 	var known bool
-	if s.Access, known = core.AccessOf(string(o.Spec.Access)); !known {
+	if s.Access, known = fact.AccessOf(string(o.Spec.Access)); !known {
 		return failed(fmt.Errorf("spec.access: unknown access %q", o.Spec.Access))
 	}
 	hash, err := hex.DecodeString(o.Spec.RequestHash)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // Config is fixed for the life of a Ledger. All fields are required.
@@ -22,9 +24,6 @@ type Config struct {
 	ReturnWithin time.Duration
 }
 
-// Gateway names a gateway by the hash of its secret. The zero Gateway is no gateway.
-type Gateway [32]byte
-
 // Session is the membership of one router process. Only the Ledger changes it.
 type Session struct {
 	ID     string
@@ -40,7 +39,7 @@ type Session struct {
 	Assumed  bool
 	// Gateway is that of the router. Only routers that show its secret are believed to have found this
 	// one dead, if it is not zero. It does not change then.
-	Gateway Gateway
+	Gateway fact.Gateway
 	// LastPing is an upper bound of when a leader last heard the router. It is later than the join
 	// if another leader may have heard the router since. HeardAt is when this leader last heard
 	// it; 0: never.
@@ -82,13 +81,10 @@ type Ban struct {
 	Session string
 	Until   time.Duration
 	// Fact is the revision of the declaration.
-	Fact Revision
+	Fact fact.Revision
 	// Fences is how many fences waited for the router.
 	Fences int
 }
-
-// Revision is that of a fact: a term and a counter.
-type Revision struct{ Term, Counter uint64 }
 
 // Ledger has the sessions of all routers.
 type Ledger struct {
@@ -141,7 +137,7 @@ func (l *Ledger) Add(s Session) *Session {
 // Learn notes what a router that may join says of itself. It reports whether its session does not have
 // that: its max-stale is longer or was assumed, or its gateway was not known. The session must then be
 // journaled again, and Learned follows. Until then the router may not join.
-func (l *Ledger) Learn(s *Session, maxStale time.Duration, gateway Gateway) bool {
+func (l *Ledger) Learn(s *Session, maxStale time.Duration, gateway fact.Gateway) bool {
 	said := s.MaxStale
 	if s.Assumed {
 		said = 0
@@ -161,7 +157,7 @@ func (l *Ledger) Learned(s *Session) { s.learning-- }
 // declaration can still be withdrawn, the router lives: withdrawn are then the callers of the
 // declaration. Banned: the router must choose another ID. Otherwise it may try again. A router of another
 // gateway may not.
-func (l *Ledger) MayJoin(id string, gateway Gateway) (ok, banned bool, withdrawn []uint64) {
+func (l *Ledger) MayJoin(id string, gateway fact.Gateway) (ok, banned bool, withdrawn []uint64) {
 	if _, banned = l.bans[id]; banned {
 		return false, true, nil
 	}
@@ -182,7 +178,7 @@ func (l *Ledger) MayJoin(id string, gateway Gateway) (ok, banned bool, withdrawn
 
 // Join connects a router that may join. Its session has no stream. isNew: the session must be
 // journaled.
-func (l *Ledger) Join(id, from string, maxStale time.Duration, gateway Gateway, stream uint64, now time.Duration) (s *Session, isNew bool) {
+func (l *Ledger) Join(id, from string, maxStale time.Duration, gateway fact.Gateway, stream uint64, now time.Duration) (s *Session, isNew bool) {
 	if s = l.Get(id); s == nil {
 		s, isNew = l.Add(Session{ID: id, MaxStale: maxStale, Gateway: gateway}), true
 	}
@@ -277,7 +273,7 @@ func (l *Ledger) Pong(s *Session) (nonce uint64, ok bool) {
 
 // Goodbye notes that the router of a session says on a stream that it leaves. It returns the session, nil if there is
 // none or if the router is beside another gateway, and whether that is its stream. The stream is disconnected then.
-func (l *Ledger) Goodbye(id string, gateway Gateway, stream uint64, now time.Duration) (s *Session, here bool) {
+func (l *Ledger) Goodbye(id string, gateway fact.Gateway, stream uint64, now time.Duration) (s *Session, here bool) {
 	if s = l.Get(id); s == nil || !s.isAt(gateway) {
 		return nil, false
 	}
@@ -290,15 +286,15 @@ func (l *Ledger) Goodbye(id string, gateway Gateway, stream uint64, now time.Dur
 
 // isAt reports whether a router that shows this gateway is beside the router of a session. Routers of
 // earlier versions show none: every router counts as beside them.
-func (s *Session) isAt(gateway Gateway) bool {
-	return !s.Earlier && (s.Gateway == Gateway{} || s.Gateway == gateway)
+func (s *Session) isAt(gateway fact.Gateway) bool {
+	return !s.Earlier && (s.Gateway == fact.Gateway{} || s.Gateway == gateway)
 }
 
 // Dead notes that a router has found the process of another one to have ended. It returns both
 // sessions. dead is nil if there is none, if it is the reporter itself, or if the reporter has not
 // shown its gateway; reporter is nil if it has none. DeathRecorded follows when the end is durable. If
 // the session is connected, dead is nil and Reported returns the reporter when that has ended.
-func (l *Ledger) Dead(id, by string, gateway Gateway, now time.Duration) (dead, reporter *Session) {
+func (l *Ledger) Dead(id, by string, gateway fact.Gateway, now time.Duration) (dead, reporter *Session) {
 	dead, reporter = l.Get(id), l.Get(by)
 	if dead == nil || dead == reporter || !dead.isAt(gateway) {
 		return nil, nil
@@ -394,7 +390,7 @@ func (l *Ledger) Declare(s *Session, token uint64) (d *Declaration, isNew bool) 
 }
 
 // Ban refuses the ID of a router that was declared dead until its routes must be stale.
-func (l *Ledger) Ban(id string, fact Revision, fences int, until time.Duration) {
+func (l *Ledger) Ban(id string, fact fact.Revision, fences int, until time.Duration) {
 	l.bans[id] = Ban{Session: id, Until: until, Fact: fact, Fences: fences}
 }
 

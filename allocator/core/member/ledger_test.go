@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/member"
 )
 
@@ -25,15 +26,15 @@ func ledger() *member.Ledger {
 
 func TestPingWaitsForRecordAndReportedDeaths(t *testing.T) {
 	l := ledger()
-	x, _ := l.Join("x", "", 0, member.Gateway{}, 1, 0)
-	r, isNew := l.Join("r", "", 0, member.Gateway{}, 2, 0)
+	x, _ := l.Join("x", "", 0, fact.Gateway{}, 1, 0)
+	r, isNew := l.Join("r", "", 0, fact.Gateway{}, 2, 0)
 	require.True(t, isNew)
 	require.Same(t, r, l.Ping(2, 7, 0))
 	_, ok := l.Pong(r)
 	require.False(t, ok, "its session is not durable")
 	require.True(t, l.Recorded(r))
 	require.EqualValues(t, 1, l.Disconnect(x))
-	dead, reporter := l.Dead("x", "r", member.Gateway{}, 0)
+	dead, reporter := l.Dead("x", "r", fact.Gateway{}, 0)
 	require.Same(t, x, dead)
 	_, ok = l.Pong(r)
 	require.False(t, ok, "it may forget the proof of the death")
@@ -55,10 +56,10 @@ func TestReturningRouterWithdrawsItsDeclaration(t *testing.T) {
 	d.Withdraw = func() bool { return !handed }
 	_, isNew = l.Declare(s, 2)
 	require.False(t, isNew)
-	ok, banned, _ := l.MayJoin("r", member.Gateway{})
+	ok, banned, _ := l.MayJoin("r", fact.Gateway{})
 	require.False(t, ok || banned, "the declaration is being written")
 	handed = false
-	ok, _, withdrawn := l.MayJoin("r", member.Gateway{})
+	ok, _, withdrawn := l.MayJoin("r", fact.Gateway{})
 	require.True(t, ok)
 	require.Equal(t, []uint64{1, 2}, withdrawn)
 	_, isNew = l.Declare(s, 3)
@@ -67,12 +68,12 @@ func TestReturningRouterWithdrawsItsDeclaration(t *testing.T) {
 
 func TestBannedRouterMustWaitForItsExpiry(t *testing.T) {
 	l := ledger()
-	l.Ban("r", member.Revision{Term: 1, Counter: 2}, 3, expiry)
-	ok, banned, _ := l.MayJoin("r", member.Gateway{})
+	l.Ban("r", fact.Revision{Term: 1, Counter: 2}, 3, expiry)
+	ok, banned, _ := l.MayJoin("r", fact.Gateway{})
 	require.True(t, !ok && banned)
 	require.Empty(t, l.Lift(expiry))
-	require.Equal(t, []member.Ban{{Session: "r", Until: expiry, Fact: member.Revision{Term: 1, Counter: 2}, Fences: 3}}, l.Lift(expiry+1))
-	ok, _, _ = l.MayJoin("r", member.Gateway{})
+	require.Equal(t, []member.Ban{{Session: "r", Until: expiry, Fact: fact.Revision{Term: 1, Counter: 2}, Fences: 3}}, l.Lift(expiry+1))
+	ok, _, _ = l.MayJoin("r", fact.Gateway{})
 	require.True(t, ok)
 }
 
@@ -107,7 +108,7 @@ type router struct {
 	durable, asked bool
 	lastPing       time.Duration
 	maxStale       time.Duration
-	gateway        member.Gateway
+	gateway        fact.Gateway
 	assumed        bool // its max-stale: an earlier version has journaled the session
 	learning       int
 	reportedBy     string // found dead while it was connected
@@ -121,7 +122,7 @@ func (r *router) expiresAt(lastPing time.Duration) time.Duration {
 }
 
 // gatewayOf is the gateway of the router with this ID. One router is of an earlier version.
-func gatewayOf(id string) (g member.Gateway) {
+func gatewayOf(id string) (g fact.Gateway) {
 	if id != "d" {
 		g[0] = id[0]
 	}
@@ -228,7 +229,7 @@ func (m *model) declare() {
 			return
 		}
 		m.end(id, r)
-		m.ledger.Ban(id, member.Revision{}, 0, r.expiresAt(m.now))
+		m.ledger.Ban(id, fact.Revision{}, 0, r.expiresAt(m.now))
 		m.bans[id] = r.expiresAt(m.now)
 	})
 }
@@ -261,7 +262,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"goodbye": with(func() {
 			id, r := m.pick(every)
 			stream := rapid.SampledFrom([]uint64{0, r.stream}).Draw(m.T, "stream")
-			var gateway member.Gateway
+			var gateway fact.Gateway
 			if r.session != nil {
 				gateway = r.session.Gateway
 			}
@@ -276,9 +277,9 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"dead": with(func() {
 			id, r := m.pick(every)
 			by, reporter := m.pick(every)
-			shown := rapid.SampledFrom([]member.Gateway{gatewayOf(id), gatewayOf(id), {}, {9}}).Draw(m.T, "gateway")
+			shown := rapid.SampledFrom([]fact.Gateway{gatewayOf(id), gatewayOf(id), {}, {9}}).Draw(m.T, "gateway")
 			dead, who := m.ledger.Dead(id, by, shown, m.now)
-			if believed := r.gateway == (member.Gateway{}) || r.gateway == shown; id == by || !believed || connected(r) {
+			if believed := r.gateway == (fact.Gateway{}) || r.gateway == shown; id == by || !believed || connected(r) {
 				require.Nil(m, dead)
 				if id != by && believed {
 					r.reportedBy, r.reportedAt = by, m.now

@@ -1,0 +1,145 @@
+package fact
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Workload is what runs in a pod, for people.
+type Workload struct {
+	// Images are those of the containers.
+	Images []string
+	// Requests and Limits are the sums over the containers. A limit that one container does not have is
+	// empty.
+	Requests, Limits Resources
+}
+
+// Resources are quantities in the notation of Kubernetes; empty: none.
+type Resources struct{ CPU, Memory string }
+
+// Binding is what a claim asks for and gets.
+type Binding struct {
+	ID        string
+	ClaimedAt time.Time
+	// EndAt is when the sandbox is released, in use or not. SetTimeout moves it. LifetimeEnd is
+	// the same and is fixed. StartBy is when it is released if it is still starting. Zero: never.
+	// The earliest of these and IdleTimeout counts.
+	EndAt, LifetimeEnd, StartBy time.Time
+	// IdleTimeout is after how long without activity it is released; 0: never.
+	IdleTimeout time.Duration
+	// MinBytes is how many bytes a minute must move over an open connection for it to count as
+	// activity. 0: it counts in any case.
+	MinBytes uint64
+	Metadata map[string]string
+	// Team claimed it, on behalf of User, as far as the caller said.
+	Team, User string
+	// Access says who may send requests to it.
+	Access Access
+	// Agent is that of its pod.
+	Agent Agent
+	// MaskHost is the host that its pod sees, with "${PORT}" for the port of the request. Empty: that
+	// of the request.
+	MaskHost string
+	// HTTPSPorts are the ports to which Envoy speaks TLS, in ascending order. The slice is shared and
+	// must not be changed.
+	HTTPSPorts []uint16
+	// IdempotencyKey, if not "", makes every claim of the team with this key and
+	// a body of this hash the same claim.
+	IdempotencyKey string
+	RequestHash    [sha256.Size]byte
+	// Batch, if not "", is the ID of the batch that it was claimed with.
+	Batch string
+}
+
+// Grant is the ID of what the claim got that has made the sandbox.
+func (b *Binding) Grant() string { return cmp.Or(b.Batch, b.ID) }
+
+// Agent is the agent in a pod, which is configured once, for the sandbox that the pod holds. Port 0:
+// there is none.
+type Agent struct {
+	Port uint16
+	// Public: requests to it need no token.
+	Public bool
+}
+
+// Access says who may send requests to a sandbox. A higher value admits fewer clients.
+type Access int
+
+// The kinds of access, with the numbers that the journal and the control stream have.
+const (
+	// AccessPublic: every client that has the sandbox ID.
+	AccessPublic Access = iota
+	// AccessToken: clients with a credential of the sandbox.
+	AccessToken
+	// AccessTeam: clients with an API key of its team, or with a link.
+	AccessTeam
+)
+
+var accessWords = [...]string{"public", "token", "team"}
+
+// AccessOf returns the access of a word of the API. The empty word is public.
+func AccessOf(word string) (Access, bool) {
+	i := slices.Index(accessWords[:], cmp.Or(word, accessWords[AccessPublic]))
+	return Access(max(i, 0)), i >= 0
+}
+
+// Known reports whether this version knows the access.
+func (a Access) Known() bool { return a >= 0 && int(a) < len(accessWords) }
+
+// String returns the word for an access that is known.
+func (a Access) String() string { return accessWords[a] }
+
+// Phase is where a sandbox is in its life.
+type Phase int
+
+// The phases of a sandbox.
+const (
+	// Starting: claimed, and its pool's hook has not been answered yet.
+	Starting Phase = iota + 1
+	Running
+	// Releasing: as before, but its release is on its way into the journal.
+	Releasing
+	Released
+	Ended
+)
+
+// Sandbox is the state of one sandbox.
+type Sandbox struct {
+	Binding
+	Pool PoolKey
+	Pod  PodKey
+	IP   netip.Addr
+	// DefaultPort and Ports are those of its pool; for a live sandbox the current ones.
+	DefaultPort uint16
+	Ports       []uint16
+	// Restarts are those of the pod before the claim.
+	Restarts int
+	Phase    Phase
+	// StartedAt is when it began to run; zero: it has not.
+	StartedAt time.Time
+	// Cause and ReleasedAt are set from Released on.
+	Cause
+	ReleasedAt time.Time
+	// Workload is what its pod runs. Objects show it, and it is not in the journal: the next leader takes it
+	// from the pod if the object does not exist. nil: not known.
+	Workload *Workload
+	// LastActive is a lower bound of its last activity, as its object shows it. It is not in the
+	// journal. Zero: none was written yet.
+	LastActive time.Time
+	// Revision orders the writes about it. A lower one never overwrites a higher one.
+	Revision Revision
+}
+
+// Cause is why a sandbox ends, as it was observed. The zero Cause is no cause.
+type Cause struct {
+	// Reason is one of the reasons below.
+	Reason string
+	// Message has details for people, such as the words of the kubelet; empty: there are none. It is bounded.
+	Message string
+	// ExitCode is that of the container whose end is the cause; nil: it was not the end of a container. The
+	// value is shared and must not be changed.
+	ExitCode *int32
+}
