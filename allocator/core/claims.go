@@ -385,54 +385,24 @@ func (c *Core) grant(cl *claim) {
 		sb.setTimes(c.now)
 		c.sandboxes.schedule(sb)
 	}
-	drop := func(sb *sandbox, cause Cause) {
-		sb.IdempotencyKey, sb.Batch = "", ""
-		c.sandboxes.live.remove(sb) // the claim counts for its team, or others of it do
-		c.lost(sb, cause)
-	}
 	fit := got[:0]
 	for _, sb := range got {
-		p := c.pods[sb.Pod]
-		cause, _ := p.unfit(sb)
-		if sb.doomed != nil {
-			cause = *sb.doomed
-		}
-		if cause.Reason == ReasonConfigurationFailed {
+		switch cause := c.notGrantedFor(sb); {
+		case cause == (Cause{}):
+			fit = append(fit, sb)
+		case cause.Reason == ReasonConfigurationFailed:
 			req.problem = cause.Message
+			fallthrough
+		default:
+			c.dropUngranted(sb, cause)
 		}
-		if cause == (Cause{}) && (p.tainted || p.quarantined) {
-			cause = because(ReasonAddressShared)
-		}
-		if cause != (Cause{}) {
-			drop(sb, cause)
-			continue
-		}
-		fit = append(fit, sb)
 	}
 	if len(fit) < req.atLeast {
 		for _, sb := range fit {
-			drop(sb, because(ReasonIncomplete))
+			c.dropUngranted(sb, because(ReasonIncomplete))
 		}
 		c.outbox.Join(first) // the next leader must not find some of them live under the key
-		if configured {
-			req.failures++
-			for _, x := range c.claims.ExpireBound(cl, c.now.Boot) {
-				c.emit(req.refusal(x.Token, NotConfigured))
-			}
-		}
-		switch {
-		case cl.Callers() == 0:
-			c.claims.Drop(cl)
-			c.emit(ClaimCanceled{req.pool.Key})
-		case req.failures == maxFailures:
-			c.refuse(cl, NotConfigured)
-		case !req.pool.known || req.pool.Deleting:
-			c.refuse(cl, NoPool)
-		case configured && c.closing:
-			c.refuse(cl, Ending)
-		default:
-			c.free(req.pool.comesBack(cl))
-		}
+		c.tryAgain(cl, configured)
 		return
 	}
 	abandoned, id := cl.Callers() == 0 && req.binding.IdempotencyKey == "", fit[0].Grant()
@@ -464,6 +434,51 @@ func (c *Core) grant(cl *claim) {
 	}
 	c.emit(ClaimGranted{Pool: req.pool.Key, Waited: req.waited, Wait: c.now.Boot - req.since})
 	c.answer(id)
+}
+
+// notGrantedFor returns why a durable sandbox is not granted; zero: it is.
+func (c *Core) notGrantedFor(sb *sandbox) Cause {
+	p := c.pods[sb.Pod]
+	cause, _ := p.unfit(sb)
+	switch {
+	case sb.doomed != nil:
+		return *sb.doomed
+	case cause == (Cause{}) && (p.tainted || p.quarantined):
+		return because(ReasonAddressShared)
+	}
+	return cause
+}
+
+// dropUngranted releases a sandbox that its claim does not get. The key of the claim does not stand for it.
+func (c *Core) dropUngranted(sb *sandbox, cause Cause) {
+	sb.IdempotencyKey, sb.Batch = "", ""
+	c.sandboxes.live.remove(sb) // the claim counts for its team, or others of it do
+	c.lost(sb, cause)
+}
+
+// tryAgain returns a claim that got too few sandboxes to its place in the line, or refuses it. configured: agents of
+// its pods were to be configured.
+func (c *Core) tryAgain(cl *claim, configured bool) {
+	req := &cl.Request
+	if configured {
+		req.failures++
+		for _, x := range c.claims.ExpireBound(cl, c.now.Boot) {
+			c.emit(req.refusal(x.Token, NotConfigured))
+		}
+	}
+	switch {
+	case cl.Callers() == 0:
+		c.claims.Drop(cl)
+		c.emit(ClaimCanceled{req.pool.Key})
+	case req.failures == maxFailures:
+		c.refuse(cl, NotConfigured)
+	case !req.pool.known || req.pool.Deleting:
+		c.refuse(cl, NoPool)
+	case configured && c.closing:
+		c.refuse(cl, Ending)
+	default:
+		c.free(req.pool.comesBack(cl))
+	}
 }
 
 // running sends the route of a sandbox to the routers.
