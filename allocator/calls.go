@@ -228,14 +228,6 @@ func (a *Allocator) Close() {
 	}
 }
 
-// NotifyIdleAvailable retries the waiting claims of a pool. The allocator does so itself whenever a
-// pod becomes warm.
-func (a *Allocator) NotifyIdleAvailable(namespace, pool string) {
-	if t, err := a.leadingTerm(); err == nil {
-		t.Submit(core.IdleAvailable{Pool: core.PoolKey{Namespace: namespace, Name: pool}})
-	}
-}
-
 // scopeOf returns what the caller of a call sees.
 func scopeOf(ctx context.Context) core.Scope {
 	c := access.From(ctx)

@@ -375,11 +375,8 @@ func TestWaitingClaimsAreRefusedWhenPoolGoes(t *testing.T) {
 func TestAvailablePodServesAWaitingClaim(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, nil)
-	s.step(IdleAvailable{poolA})
-	s.step(IdleAvailable{PoolKey{Namespace: "ns", Name: "unknown"}})
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
-	s.step(IdleAvailable{poolA})
-	none[Claimed](s) // there is none, whatever was said
+	none[Claimed](s)
 	s.step(PodSeen{warmPod("a-1")})
 	one[Claimed](s)
 }

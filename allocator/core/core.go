@@ -162,10 +162,6 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.claim(ev)
 	case ClaimAbandoned:
 		c.claimAbandoned(ev.Token)
-	case IdleAvailable:
-		if pool := c.pools.byKey[ev.Pool]; pool != nil {
-			pool.touch()
-		}
 	case Started:
 		c.startDone(ev)
 	case Configured:

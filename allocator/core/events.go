@@ -66,8 +66,6 @@ type (
 	TeamLimits struct{ Settings teams.Settings }
 	// ClaimAbandoned: the caller with this token has gone.
 	ClaimAbandoned struct{ Token uint64 }
-	// IdleAvailable: a pod may be warm for the claims that wait.
-	IdleAvailable struct{ Pool PoolKey }
 	// Started is the outcome of a StartSandbox: whether the sandbox may run. Why says for people why not. It is
 	// bounded, and quotes nothing that the pod has sent.
 	Started struct {
@@ -246,7 +244,6 @@ func (CreateFailed) event()   {}
 func (Claim) event()          {}
 func (TeamLimits) event()     {}
 func (ClaimAbandoned) event() {}
-func (IdleAvailable) event()  {}
 func (Started) event()        {}
 func (Configured) event()     {}
 func (Pressure) event()       {}

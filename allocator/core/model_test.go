@@ -187,7 +187,6 @@ func (w *world) table(p profile) []action {
 				w.step(Closing{})
 			}
 		}},
-		{"idle said to be available", func() { w.step(IdleAvailable{w.pools[w.draw(len(w.pools))].Key}) }},
 		{"pod marked", func() {
 			if p := pick(w, w.pods, func(p *simPod) bool { return p.exists && len(p.bound) == 0 }); p != nil && w.draw(4) == 0 {
 				p.marked = true
