@@ -3,7 +3,6 @@ package core
 import (
 	"bufio"
 	"fmt"
-	"github.com/berth-sandbox/berth/api/sandboxid"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,13 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/routecache"
 )
 
 // The files of testdata/scenarios tell, line by line, what happens in the world of the
 // model test and what must be so then. After each line everything goes on by itself,
-// but for time and for what a line holds back; and all that the model test judges in
-// its histories is judged here too. testdata/scenarios/README.md lists the lines.
+// but for time and for what a line holds back. All that the model test judges in its
+// histories is judged here too. The variables setup and sentences have every kind of line.
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/scenarios/*.txt")
 	if err != nil || len(files) == 0 {

@@ -4,5 +4,5 @@
 // each required field that is not set. All such errors have one form, so that a
 // reader of a log finds the field at once:
 //
-//	pods.WatcherOptions.Client is required
+//	journal.Options.Store is required
 package options

@@ -6,10 +6,10 @@
 //	# tools/mutate/breaks/fence.yaml
 //	- name: fence-skipped
 //	  promise: "I3: a released pod is deleted only after its fence"
-//	  test: ./allocator/core TestReleasedPodIsDeletedAfterItsFence
+//	  test: ./allocator/core TestReleasedPodStaysUntilEveryRouterAcknowledged
 //	  edits:
-//	  - package: allocator/core
-//	    decl: (*Core).advanceFence
+//	  - package: allocator/core/fence
+//	    decl: (*Ledger).Advance
 //	    old: len(f.waiting) > 0
 //	    new: "false"
 //
