@@ -42,7 +42,7 @@ var refusals = map[string][]core.ClaimRefused{
 	"Quarantined":   {{Why: core.Quarantined}},
 	"Ending":        {{Why: core.Ending}},
 	"StartFailed":   {{Why: core.StartFailed}},
-	"NotConfigured": {{Why: core.NotConfigured}, {Why: core.NotConfigured, Sandbox: core.Sandbox{ID: "a"}}},
+	"NotConfigured": {{Why: core.NotConfigured}, {Why: core.NotConfigured, Sandbox: starting("python", "a")}},
 }
 
 func TestTableOfRefusalsIsTheGoldenFile(t *testing.T) {
