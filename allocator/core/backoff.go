@@ -85,11 +85,11 @@ const lateCheckEvery = time.Second
 // early. A pod that no node has is left to the scheduler: another one would wait like it.
 func (c *Core) replaceLate(pool *pool) {
 	if c.recovering || !pool.known || pool.Deleting || pool.Paused || pool.ReadyWithin == 0 || c.now.Boot < pool.lateCheckAt ||
-		pool.sum(podPending) == 0 {
+		pool.pods.count(podPending) == 0 {
 		return
 	}
 	pool.lateCheckAt = c.now.Boot + lateCheckEvery
-	for _, p := range pool.sorted(podPending) {
+	for _, p := range pool.pods.sorted(podPending) {
 		if p.unreadySince == 0 || c.now.Boot-p.unreadySince < pool.ReadyWithin || p.stranded() || p.quarantined ||
 			p.seen.Recycling { // see retireUnproven: this is no fault of the template
 			continue
@@ -157,11 +157,11 @@ func (pool *pool) retry(now time.Duration) {
 // stuck returns the most frequent reason for which pods are not ready. The scan of the pool's pods is
 // acceptable once a second, and is left out while all are ready.
 func (pool *pool) stuck() (most Stuck) {
-	if pool.sum(podPending) == 0 {
+	if pool.pods.count(podPending) == 0 {
 		return most
 	}
 	byReason := map[string]Stuck{}
-	for _, p := range pool.sorted(podPending) {
+	for _, p := range pool.pods.sorted(podPending) {
 		s := byReason[p.seen.Reason]
 		if s.Pods == 0 {
 			s = Stuck{Reason: p.seen.Reason, Pod: p.seen.Key.Name, Why: p.seen.Why}

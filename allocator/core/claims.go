@@ -218,7 +218,7 @@ func (pool *pool) enough(closing bool) bool {
 // exhausted reports whether a pool that is paused, or at its MaxPods, makes no pod before a sandbox is released.
 func (pool *pool) exhausted() bool {
 	n := pool.counts()
-	return (pool.Paused || pool.MaxPods > 0 && len(pool.pods) >= pool.MaxPods) && n.Pending+n.Releasing == 0
+	return (pool.Paused || pool.MaxPods > 0 && pool.pods.total() >= pool.MaxPods) && n.Pending+n.Releasing == 0
 }
 
 // bind gives the pods of a claim to sandboxes with IDs that were never used, and journals them in one

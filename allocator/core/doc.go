@@ -40,6 +40,7 @@
 //	declared.go     routers that an operator has declared dead
 //	earlier.go      routers that may serve routes of an earlier journal
 //	pools.go        how many pods a pool makes and deletes
+//	census.go       the pods of a pool by what they are counted by
 //	pods.go         pods, from pending to deleted
 //	retire.go       idle pods that are taken out of use for good
 //	recycle.go      pods that become warm again after a sandbox

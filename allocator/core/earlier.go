@@ -67,7 +67,7 @@ func (c *Core) earlierLives(ev EarlierSeen) {
 	}
 	c.fences.Await(s.ID)
 	for _, pool := range c.pools.sorted() {
-		for _, p := range sortedPods(pool.pods) {
+		for _, p := range pool.pods.sorted(everyPhase...) {
 			p.quarantined = p.quarantined || p.seen.IP.IsValid() && !p.granted()
 			c.consider(p)
 		}
@@ -79,7 +79,7 @@ func (c *Core) earlierLives(ev EarlierSeen) {
 // because the next leader cannot know it otherwise.
 func (c *Core) retireQuarantined() {
 	for _, pool := range c.pools.sorted() {
-		for _, p := range pool.sorted(podPending) {
+		for _, p := range pool.pods.sorted(podPending) {
 			if p.quarantined && !p.tainted { // tainted pods keep their address until its fences are complete
 				c.retire(p)
 			}

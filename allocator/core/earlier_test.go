@@ -151,7 +151,7 @@ func TestRouterOfAnotherJournalStartsQuarantine(t *testing.T) {
 	s.release(sb.ID)
 	s.ack("r1", 1, 3)
 	s.pass(time.Minute)
-	if n := s.core.pools.byKey[poolA].sum(podWarm); n != 2 {
+	if n := s.core.pools.byKey[poolA].pods.count(podWarm); n != 2 {
 		t.Fatalf("%d warm", n)
 	}
 	s.step(EarlierSeen{Journal: "j0"})

@@ -205,21 +205,17 @@ func checkPools(t fataler, c *Core) (located []*taint.Pod[PodKey], lines []*clai
 		if p.Key != key {
 			t.Fatalf("pool %v is kept as %v", p.Key, key)
 		}
-		var n [podPhases][2][2]int
-		for q := range p.pods {
-			outdated, stranded := 0, 0
-			if q.outdated {
-				outdated = 1
+		for of, pods := range p.pods {
+			for q := range pods {
+				if q.class() != of {
+					t.Fatalf("pod %s is counted as %+v, and is %+v", q.seen.Key.Name, of, q.class())
+				}
+				located = append(located, q.addr)
+				checkPod(t, c, p, q)
 			}
-			if q.stranded() {
-				stranded = 1
-			}
-			n[q.phase][outdated][stranded]++
-			located = append(located, q.addr)
-			checkPod(t, c, p, q)
 		}
-		if n != p.n || p.queue.Len() != p.sum(podWarm) {
-			t.Fatalf("pool %s counts %v, queue %d; there are %v", key.Name, p.n, p.queue.Len(), n)
+		if p.queue.Len() != p.pods.count(podWarm) {
+			t.Fatalf("pool %s has %d warm pods, and %d in its queue", key.Name, p.pods.count(podWarm), p.queue.Len())
 		}
 		if err := p.queue.Check(); err != nil {
 			t.Fatalf("pool %s: %v", key.Name, err)
@@ -228,7 +224,7 @@ func checkPools(t fataler, c *Core) (located []*taint.Pod[PodKey], lines []*clai
 		if f := p.filling; f != nil && (!f.Waits() || len(f.Request.pods) == 0 || len(f.Request.pods) >= f.Request.count) {
 			t.Fatalf("pool %s fills a batch that does not wait: %+v", key.Name, f.Request)
 		}
-		all += len(p.pods)
+		all += p.pods.total()
 	}
 	if all != len(c.pods) {
 		t.Fatalf("%d pods, %d in pools", len(c.pods), all)

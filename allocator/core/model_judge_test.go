@@ -170,8 +170,8 @@ func (w *world) judgeDiscards() {
 		if !known.known || known.Refused == "" || known.Deleting || !q.usable() || q.seen.Used || q.seen.Template == pool.sent.Template {
 			continue
 		}
-		if want := wanted(pool.sent, inUse(known)); known.sum(podWarm) < want {
-			w.t.Fatalf("pod %s of an earlier template deleted, %d are left, %d are asked for, and the present one is refused", key.Name, known.sum(podWarm), want)
+		if want := wanted(pool.sent, inUse(known)); known.pods.count(podWarm) < want {
+			w.t.Fatalf("pod %s of an earlier template deleted, %d are left, %d are asked for, and the present one is refused", key.Name, known.pods.count(podWarm), want)
 		}
 	}
 }
@@ -179,7 +179,7 @@ func (w *world) judgeDiscards() {
 // inUse counts the pods that hold a sandbox, or are being given one, as far as
 // the core knows.
 func inUse(p *pool) (n int) {
-	for q := range p.pods {
+	for q := range p.pods.in(everyPhase...) {
 		if q.phase == podClaiming || q.phase == podClaimed {
 			n++
 		}

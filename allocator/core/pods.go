@@ -20,8 +20,9 @@ const (
 	podClaimed
 	podReleased
 	podDeleting
-	podPhases int = iota
 )
+
+var everyPhase = []podPhase{podPending, podWarm, podClaiming, podClaimed, podReleased, podDeleting}
 
 type pod struct {
 	pool     *pool
@@ -95,9 +96,10 @@ func (p *pod) granted() bool { return p.sandbox != nil && p.sandbox.claim == nil
 
 // recount runs f, which changes a field that the pool counts its pods by.
 func (p *pod) recount(f func()) {
-	p.pool.count(p, -1)
+	p.pool.pods.remove(p)
 	f()
-	p.pool.count(p, +1)
+	p.pool.pods.add(p)
+	p.pool.touch()
 }
 
 // enter gives a pod another phase. The queue of its pool has it while it is warm.
@@ -222,8 +224,8 @@ func (c *Core) podSeen(seen Pod) {
 		c.nodes.join(p, seen.Node)
 		p.away = c.recovering && seen.Node != "" && !p.node.usable || p.strayed()
 		c.pods[seen.Key], c.lives[seen.Key.Whole()] = p, seen.Key
-		pool.pods[p] = struct{}{}
-		pool.count(p, +1)
+		pool.pods.add(p)
+		pool.touch()
 		switch sb := onRecord; {
 		case sb != nil:
 			// The pod is used, even if this observation does not show it: it may be older.
@@ -426,8 +428,8 @@ func (c *Core) endLife(key PodKey) {
 	}
 	cause := p.removed()             // while it is on its node
 	p.enter(podDeleting, c.now.Boot) // out of the queue
-	p.pool.count(p, -1)
-	delete(p.pool.pods, p)
+	p.pool.pods.remove(p)
+	p.pool.touch()
 	delete(c.pods, key)
 	delete(c.lives, key.Whole())
 	c.nodes.leave(p)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core/claims"
 	"github.com/berth-sandbox/berth/allocator/core/demand"
-	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/warm"
 )
 
@@ -52,7 +51,7 @@ type pool struct {
 	list    *[]*pool // poolTable.unsettled
 	touched bool     // it is on that list
 	drained bool     // PoolDrained was emitted
-	pods    map[*pod]struct{}
+	pods    census
 	queue   *warm.Queue[PodKey]
 	line    *claims.Line[claimState] // the claims that wait
 	// filling is the claim of line that collects pods for its batch.
@@ -61,12 +60,6 @@ type pool struct {
 	// again are the names of pods whose creation failed. They are used before new names, so that
 	// a pod that was created although the call failed is not created twice.
 	again []string
-	// n counts pods by phase, by whether they are outdated, and stranded. recycling counts those that are.
-	n         [podPhases][2][2]int
-	recycling int
-	// inPhase has the pods of each phase, so that nothing has to look at all pods of the pool.
-	inPhase [podPhases]map[*pod]struct{}
-
 	// window bounds the creations under way. It grows by 1 with each pod that is created, so that it doubles
 	// with each round of calls, and begins anew when a creation fails: a quota, or a webhook that refuses,
 	// costs few calls.
@@ -101,26 +94,6 @@ type leftover struct {
 	until time.Duration
 }
 
-func (pool *pool) counts() Counts {
-	return Counts{
-		Pending:   pool.sum(podPending) + len(pool.creating),
-		Warm:      pool.sum(podWarm),
-		Claimed:   pool.sum(podClaiming) + pool.sum(podClaimed),
-		Releasing: pool.sum(podReleased) + pool.sum(podDeleting),
-		Waiting:   pool.line.Callers(),
-		Outdated:  pool.outdated(podPending) + pool.outdated(podWarm),
-		Stranded:  pool.n[podPending][0][1] + pool.n[podPending][1][1],
-	}
-}
-
-// sum is how many pods are in a phase.
-func (pool *pool) sum(phase podPhase) int { return pool.outdated(phase) + pool.current(phase) }
-
-// outdated and current are how many of them were created from an older template, and from the
-// current one.
-func (pool *pool) outdated(phase podPhase) int { return pool.n[phase][1][0] + pool.n[phase][1][1] }
-func (pool *pool) current(phase podPhase) int  { return pool.n[phase][0][0] + pool.n[phase][0][1] }
-
 // touch has a pool settled at the end of the step, because something has changed on which that
 // depends: its object, its pods, the claims that wait, or the time.
 func (pool *pool) touch() {
@@ -150,39 +123,14 @@ func (c *Core) settlePools() {
 	}
 }
 
-// count adds d for a pod as it is now.
-func (pool *pool) count(p *pod, d int) {
-	pool.touch()
-	outdated, stranded := 0, 0
-	if p.outdated {
-		outdated = 1
-	}
-	if p.stranded() {
-		stranded = 1
-	}
-	pool.n[p.phase][outdated][stranded] += d
-	if p.recycling {
-		pool.recycling += d
-	}
-	if d > 0 {
-		pool.inPhase[p.phase][p] = struct{}{}
-	} else {
-		delete(pool.inPhase[p.phase], p)
-	}
-}
-
 // of returns the pool of that name. It creates an entry for a pool whose object was not seen,
 // because the pods of such a pool must be kept.
 func (t *poolTable) of(key PoolKey) *pool {
 	if t.byKey[key] == nil {
-		made := &pool{
-			Pool: Pool{Key: key}, pods: map[*pod]struct{}{}, queue: warm.NewQueue[PodKey](), line: claims.NewLine[claimState](),
+		t.byKey[key] = &pool{
+			Pool: Pool{Key: key}, pods: census{}, queue: warm.NewQueue[PodKey](), line: claims.NewLine[claimState](),
 			creating: map[string]time.Duration{}, left: map[string]leftover{}, list: &t.unsettled, window: t.window, surge: t.surge,
 		}
-		for phase := range made.inPhase {
-			made.inPhase[phase] = map[*pod]struct{}{}
-		}
-		t.byKey[key] = made
 	}
 	return t.byKey[key]
 }
@@ -213,17 +161,17 @@ func (c *Core) poolSeen(spec Pool) {
 	}
 	if changed {
 		pool.backOff = backOff{}
-		for p := range pool.pods {
+		for _, p := range pool.pods.sorted(everyPhase...) {
 			p.recount(func() { p.outdated = p.seen.Template != pool.Template })
 		}
 	}
 	if syncs {
-		for _, p := range pool.sorted(podPending, podWarm) {
+		for _, p := range pool.pods.sorted(podPending, podWarm) {
 			c.sync(p)
 		}
 	}
 	if otherPorts {
-		for _, p := range pool.sorted(podClaimed) {
+		for _, p := range pool.pods.sorted(podClaimed) {
 			p.sandbox.takePorts(pool)
 			c.routers.sendRoute(p.sandbox)
 		}
@@ -238,7 +186,7 @@ func (c *Core) settle(pool *pool) {
 		c.drain(pool)
 		return
 	case !pool.known: // its object was not seen yet, so nothing is decided about its pods
-		if len(pool.pods) == 0 {
+		if pool.pods.total() == 0 {
 			delete(c.pools.byKey, pool.Key)
 		}
 		return
@@ -279,7 +227,10 @@ func (pool *pool) aim(now time.Duration) {
 }
 
 // starting is how many pods start: they count for the surge.
-func (pool *pool) starting() int { return len(pool.creating) + pool.n[podPending][0][0] }
+func (pool *pool) starting() int {
+	n := pool.warmCounts()
+	return n.Creating + n.Coming
+}
 
 // started notes that a pod that was asked for has become warm.
 func (pool *pool) started(took, now time.Duration) {
@@ -321,23 +272,11 @@ func (pool *pool) spec() warm.Spec {
 	}
 }
 
-// warmCounts are the counts that the plan of a pool depends on.
-func (pool *pool) warmCounts() warm.Counts {
-	pending := pool.n[podPending]
-	return warm.Counts{
-		Creating: len(pool.creating), Pending: pool.sum(podPending), OutdatedPending: pool.outdated(podPending),
-		Stranded: pending[0][1] + pending[1][1], Coming: pending[0][0],
-		Warm: pool.current(podWarm), OutdatedWarm: pool.outdated(podWarm),
-		InUse:    pool.sum(podClaiming) + pool.sum(podClaimed),
-		Deleting: pool.sum(podDeleting) - pool.recycling, Total: len(pool.pods), Recycling: pool.recycling,
-	}
-}
-
 // toRetire chooses the idle pods that a plan deletes. A stranded pod that is tainted keeps its
 // address until that is no longer tainted.
 func (pool *pool) toRetire(plan warm.Plan, pods map[PodKey]*pod) (chosen []*pod) {
 	if plan.AllPending || plan.OutdatedPending || plan.Stranded > 0 || plan.Coming > 0 {
-		for _, p := range pool.sorted(podPending) {
+		for _, p := range pool.pods.sorted(podPending) {
 			switch {
 			case p.stranded() && !p.tainted && plan.Stranded > 0:
 				plan.Stranded--
@@ -392,33 +331,23 @@ func (pool *pool) nextName(suffix func() string, now time.Duration) string {
 	return name
 }
 
-// sorted lists the pods in these phases by UID, so that the same events choose the same pods.
-func (pool *pool) sorted(phases ...podPhase) []*pod {
-	var found []*pod
-	for _, phase := range phases {
-		found = slices.AppendSeq(found, maps.Keys(pool.inPhase[phase]))
-	}
-	slices.SortFunc(found, func(a, b *pod) int { return fact.ComparePods(a.seen.Key, b.seen.Key) })
-	return found
-}
-
 // drain refuses the claims, releases the sandboxes, unless they are kept, and retires the idle pods of a pool
 // that is deleted.
 func (c *Core) drain(pool *pool) {
 	for cl := pool.line.First(); cl != nil; cl = pool.line.First() {
 		c.refuse(cl, NoPool)
 	}
-	for _, p := range pool.sorted(podPending, podWarm) {
+	for _, p := range pool.pods.sorted(podPending, podWarm) {
 		c.retire(p)
 	}
 	if !pool.KeepSandboxes || !pool.known { // without the object the garbage collector deletes the pods
-		for _, p := range pool.sorted(podClaimed) {
+		for _, p := range pool.pods.sorted(podClaimed) {
 			c.startRelease(p.sandbox, because(ReasonPoolDeleted))
 		}
 	}
 	pool.again, pool.backOff = nil, backOff{}
 	switch {
-	case len(pool.pods)+len(pool.creating) > 0:
+	case pool.pods.total()+len(pool.creating) > 0:
 	case !pool.known:
 		delete(c.pools.byKey, pool.Key)
 		c.letGoOf(pool.Key)

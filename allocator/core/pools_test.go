@@ -198,7 +198,7 @@ func TestTemplateChangeReplacesPodsWithoutEmptyingThePool(t *testing.T) {
 			if want := map[int]int{0: 2, 2: 1}[most]; least < want {
 				t.Errorf("%d warm pods at the least, expected %d", least, want)
 			}
-			for q := range s.core.pools.byKey[poolA].pods {
+			for q := range s.core.pools.byKey[poolA].pods.in(everyPhase...) {
 				if q.seen.Template != "t2" || q.phase != podWarm {
 					t.Errorf("left: %+v", q.seen)
 				}

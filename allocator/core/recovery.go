@@ -70,8 +70,8 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 		if !pool.known { // its object is gone, only its pods are left
 			pool.Deleting = true
 		}
-		pool.demand.Found(c.ticked, pool.sum(podPending)+pool.sum(podWarm), pool.maybeLacked(c.now.Wall))
-		for _, p := range pool.sorted(podPending, podWarm) {
+		pool.demand.Found(c.ticked, pool.pods.count(podPending, podWarm), pool.maybeLacked(c.now.Wall))
+		for _, p := range pool.pods.sorted(podPending, podWarm) {
 			c.sync(p)
 		}
 		pool.touch()
@@ -82,13 +82,13 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 // maybeLacked is how many idle pods the claims of an earlier leader may have lacked: those above what the pool keeps
 // that are not ready, or were created a short while ago. The callers of those claims come again.
 func (pool *pool) maybeLacked(now time.Time) int {
-	recent := pool.sum(podPending)
-	for p := range pool.inPhase[podWarm] {
+	recent := pool.pods.count(podPending)
+	for p := range pool.pods.in(podWarm) {
 		if now.Sub(p.seen.CreatedAt) < demand.Spare {
 			recent++
 		}
 	}
-	return max(0, min(recent, pool.sum(podPending)+pool.sum(podWarm)-pool.Warm))
+	return max(0, min(recent, pool.pods.count(podPending, podWarm)-pool.Warm))
 }
 
 // recoverSandboxes merges the journal and the objects, and recovers what was merged.

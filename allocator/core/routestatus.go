@@ -108,7 +108,7 @@ func (v View) PendingPods(key PoolKey, most int) (list []PodKey, others int) {
 	if pool == nil {
 		return nil, 0
 	}
-	all := pool.sorted(podPending)
+	all := pool.pods.sorted(podPending)
 	slices.SortStableFunc(all, func(a, b *pod) int { return cmp.Compare(min(1, len(b.seen.Why)), min(1, len(a.seen.Why))) })
 	for _, p := range all[:min(most, len(all))] {
 		list = append(list, p.seen.Key)

@@ -23,12 +23,12 @@ func (v View) Counts(key PoolKey) (Counts, bool) {
 	spec := pool.spec()
 	counts.Target, counts.Wanted = spec.Warm, spec.Wanted(pool.warmCounts().InUse)
 	counts.Lacking, counts.Spare, counts.Start = spec.Lacking, spec.Spare, pool.demand.Start()
-	for p := range pool.inPhase[podDeleting] {
+	for p := range pool.pods.in(podDeleting) {
 		if p.sandbox == nil && !p.outdated {
 			counts.Retiring++
 		}
 	}
-	if counts.Full = pool.MaxPods > 0 && len(pool.pods)+len(pool.creating) >= pool.MaxPods; counts.Full {
+	if counts.Full = pool.MaxPods > 0 && pool.pods.total()+len(pool.creating) >= pool.MaxPods; counts.Full {
 		counts.Fenced, counts.FencedBy = v.fenced(pool)
 	}
 	if left := v.Quarantine(); left > 0 {
@@ -39,7 +39,7 @@ func (v View) Counts(key PoolKey) (Counts, bool) {
 
 // fenced counts the pods of a pool whose fences wait for a router that is not connected, and returns such a router.
 func (v View) fenced(pool *pool) (n int, router string) {
-	for p := range pool.inPhase[podReleased] {
+	for p := range pool.pods.in(podReleased) {
 		away := ""
 		if p.sandbox != nil {
 			for id := range v.c.fences.Waiting(p.sandbox.ID) {
