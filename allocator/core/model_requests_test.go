@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/envoy"
-	"github.com/berth-sandbox/berth/extproc"
+	"github.com/berth-sandbox/berth/extproc/admission"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -18,7 +18,7 @@ type request struct {
 	id     string
 	at     netip.Addr
 	router *router
-	epoch  *extproc.Epoch // nil: Envoy has read the answer
+	epoch  *admission.Epoch // nil: Envoy has read the answer
 	entry  *lastactive.Entry
 	// admitted is when it was.
 	admitted time.Duration
@@ -72,19 +72,18 @@ func (w *world) request(r *router, id string) {
 	if entry == nil {
 		return // too many first requests
 	}
-	epoch, ok := r.answers.Admit(func() bool {
-		meanwhile(30 * time.Second)
-		holds := r.cache.Holds(key, answer.Route)
-		if holds && r.held[id] { // I4
-			w.t.Fatalf("%s admits a request for %s, and was asked whether that is idle", r.id, id)
-		}
-		if holds && w.now.Boot >= r.freshUntil {
-			w.t.Fatalf("%s admits a request for %s at %v, it was fresh until %v", r.id, id, w.now.Boot, r.freshUntil)
-		}
-		meanwhile(stall)
-		return holds
-	})
-	if !ok {
+	epoch := r.answers.Begin()
+	meanwhile(30 * time.Second)
+	holds := r.cache.Holds(key, answer.Route)
+	if holds && r.held[id] { // I4
+		w.t.Fatalf("%s admits a request for %s, and was asked whether that is idle", r.id, id)
+	}
+	if holds && w.now.Boot >= r.freshUntil {
+		w.t.Fatalf("%s admits a request for %s at %v, it was fresh until %v", r.id, id, w.now.Boot, r.freshUntil)
+	}
+	meanwhile(stall)
+	if !holds {
+		r.answers.Done(epoch)
 		entry.Cancel()
 		return
 	}

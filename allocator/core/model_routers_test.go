@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/berth-sandbox/berth/extproc"
+	"github.com/berth-sandbox/berth/extproc/admission"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -19,7 +19,7 @@ type router struct {
 	id      string
 	envoy   int // that it stands beside; there may be others
 	cache   *routecache.Cache
-	answers *extproc.Admissions
+	answers *admission.Answers
 	tracker *lastactive.Tracker
 	// gateway is that of its Envoy; zero: it is of an earlier version.
 	gateway Gateway
@@ -88,7 +88,7 @@ func (w *world) addRouter(envoy int) *router {
 	r := &router{
 		id: "router" + strconv.Itoa(len(w.routers)), envoy: envoy, slow: w.draw(2) == 1, looksAt: -1,
 		maxStale: []time.Duration{maxStale, 2 * maxStale, maxStale / 2}[w.draw(3)],
-		gone:     map[string]bool{}, held: map[string]bool{}, over: map[string]bool{}, answers: extproc.NewAdmissions(),
+		gone:     map[string]bool{}, held: map[string]bool{}, over: map[string]bool{}, answers: admission.NewAnswers(),
 	}
 	if w.draw(4) < 3 {
 		r.gateway = gatewayOf(envoy)
