@@ -8,7 +8,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core/idle"
 )
 
-// The names that package fact gives to what is in the journal.
+// PodKey and the names below are those of package fact, for what is in the journal.
 type (
 	PodKey         = fact.PodKey
 	PoolKey        = fact.PoolKey
