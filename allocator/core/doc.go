@@ -27,6 +27,7 @@
 // The files of Core:
 //
 //	core.go         Config, Core, Step, Tick
+//	aliases.go      the names of package fact
 //	recovery.go     what a new leader learns from the journal, the objects and the pods
 //	claims.go       claims and batches, tied to pods and sandboxes
 //	configure.go    the agents of pods, which are configured before a claim is granted

@@ -4,44 +4,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
-)
-
-// PodKey and the names below are those of package fact, for what is in the journal.
-type (
-	PodKey         = fact.PodKey
-	PoolKey        = fact.PoolKey
-	Revision       = fact.Revision
-	Fact           = fact.Fact
-	SandboxFact    = fact.SandboxFact
-	SessionFact    = fact.SessionFact
-	RetirementFact = fact.RetirementFact
-	SandboxID      = fact.SandboxID
-	SessionID      = fact.SessionID
-	Sandbox        = fact.Sandbox
-	Binding        = fact.Binding
-	Agent          = fact.Agent
-	Access         = fact.Access
-	Phase          = fact.Phase
-	Cause          = fact.Cause
-	Workload       = fact.Workload
-	Resources      = fact.Resources
-	Gateway        = fact.Gateway
-	Declaration    = fact.Declaration
-)
-
-// The values of Phase and Access, and the bound of terms.
-const (
-	Starting     = fact.Starting
-	Running      = fact.Running
-	Releasing    = fact.Releasing
-	Released     = fact.Released
-	Ended        = fact.Ended
-	AccessPublic = fact.AccessPublic
-	AccessToken  = fact.AccessToken
-	AccessTeam   = fact.AccessTeam
-	MaxTerm      = fact.MaxTerm
 )
 
 // Instant is a moment on two clocks.
