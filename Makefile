@@ -131,6 +131,11 @@ mutate: ground
 check-mutations:
 	go run ./tools/mutate --check
 
+## spec: check the specification of the fence with TLC, and see it find each broken rule; TLA2TOOLS names the jar, otherwise it is fetched; minutes; needs Java
+.PHONY: spec
+spec:
+	@TLA2TOOLS=$(TLA2TOOLS) nice -n 10 tools/spec
+
 ## kind-e2e: the end-to-end suite and the chart on a kind cluster of its own; KIND_NODE_IMAGE names the node's image
 .PHONY: kind-e2e
 kind-e2e: build image-archives
