@@ -2,7 +2,7 @@ package core
 
 import "github.com/berth-sandbox/berth/allocator/core/fact"
 
-// Package fact says what these are. The callers of core need only core.
+// Package fact says what these are, and has their functions.
 type (
 	PodKey         = fact.PodKey
 	PoolKey        = fact.PoolKey

@@ -288,7 +288,6 @@ func TestReturnDuringWriteOfDeclarationIsRefused(t *testing.T) {
 func TestRouterEndsOtherwiseWhileDeclarationIsWritten(t *testing.T) {
 	for name, ends := range map[string]func(*sim){
 		"goodbye": func(s *sim) { s.step(SessionGoodbye{Session: "r"}) },
-		"expired": func(s *sim) { s.pass(2 * maxStale) },
 		"dead":    func(s *sim) { s.step(SessionDead{Session: "r"}) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -312,13 +311,23 @@ func TestRouterEndsOtherwiseWhileDeclarationIsWritten(t *testing.T) {
 	}
 }
 
-// What was handed to the writer before it expired says nothing of the session that has
+func TestDeclaredSessionDoesNotExpireAsWell(t *testing.T) {
+	s, _ := silent(t)
+	s.slow = true
+	s.declare("r")
+	s.pass(2 * maxStale)
+	s.written()
+	one[SessionDeclaredDead](s)
+	none[Write](s)
+}
+
+// What was handed to the writer before its router left says nothing of the session that has
 // begun since, under the same name.
 func TestOldDeclarationDoesNotEndNewSession(t *testing.T) {
 	s, _ := silent(t)
 	s.slow = true
 	s.declare("r")
-	if write := s.pass(2 * maxStale); len(of[Write](write)) > 0 {
+	if write := s.step(SessionGoodbye{Session: "r"}); len(of[Write](write)) > 0 {
 		t.Fatalf("written %+v", write)
 	}
 	s.step(SessionJoined{Session: "r", Stream: 2})
@@ -333,7 +342,7 @@ func TestOldDeclarationDoesNotEndNewSession(t *testing.T) {
 	if len(facts) < 2 || !sessionOf(facts[len(facts)-2]).Left || sessionOf(facts[len(facts)-1]).ID != "r" || sessionOf(facts[len(facts)-1]).Left {
 		t.Errorf("written %+v", facts)
 	}
-	s.written() // that the one has expired, and the other has joined
+	s.written() // that the one has left, and the other has joined
 	if e := one[SendSnapshot](s); e.Stream != 2 {
 		t.Errorf("snapshot %+v", e)
 	}

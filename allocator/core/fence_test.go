@@ -370,3 +370,44 @@ func TestEachReleaseIsTimedFromItsOwnWrite(t *testing.T) {
 		t.Errorf("answers %+v", answers)
 	}
 }
+
+// A leader that was deposed does not know what its routers have heard since. Only the journal tells it apart from one
+// that leads.
+// Invariant: I3
+func TestExpiryEndsTheWaitOnlyWhenDurable(t *testing.T) {
+	for name, connected := range map[string]bool{"a router that is away": false, "a router that is silent": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+			s.join("r", 1)
+			sb := s.claim()
+			s.release(sb.ID)
+			if !connected {
+				s.step(SessionLeft{Session: "r", Stream: 1})
+			}
+			s.slow = true
+			s.pass(maxStale + maxStale/100 + time.Millisecond)
+			if f := one[Write](s).Facts; len(f) != 1 || !sessionOf(f[0]).Left {
+				t.Errorf("written %+v", f)
+			}
+			if closed := len(of[CloseStream](s.effects)) == 1; closed != connected {
+				t.Errorf("stream closed: %v", closed)
+			}
+			s.step(SessionPing{Session: "r", Stream: 1, Nonce: 1})
+			none[SendPong](s)
+			s.step(SessionJoined{Session: "r", Stream: 2}) // it tries again
+			if e := one[CloseStream](s); e != (CloseStream{Stream: 2}) {
+				t.Errorf("%+v", e)
+			}
+			for range 3 {
+				s.pass(window)
+				none[DeletePod](s)
+				none[Write](s)
+			}
+			s.slow = false
+			s.written()
+			s.between(s.deletedAfter(key("a-1"), never), window)
+			s.join("r", 3)
+		})
+	}
+}

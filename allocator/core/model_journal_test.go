@@ -304,6 +304,7 @@ func (w *world) journal(p *process, luck int) {
 	case p.dead:
 	case p.written:
 		p.written = false
+		w.writes++
 		w.tell(p, Written{})
 	case p.pending != nil:
 		w.answerCall(p, luck)

@@ -396,6 +396,9 @@ func (w *world) deliver(e Effect) {
 		for _, r := range w.routers {
 			if r.stream == e.Stream {
 				r.cut, r.out = true, nil
+				if !r.joined {
+					r.refused = w.moment()
+				}
 			}
 		}
 	case SendSnapshot:

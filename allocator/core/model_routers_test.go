@@ -46,6 +46,7 @@ type router struct {
 	stream     uint64 // 0: not connected
 	cut        bool   // the allocator's side has ended
 	away       bool   // it does not get a connection
+	refused    moment // when it was refused last
 	deaf, mute bool   // nothing reaches it, nothing that it says arrives, and it does not know
 	in         []message
 	out        []Event

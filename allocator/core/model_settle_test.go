@@ -248,12 +248,22 @@ func (w *world) firstPool() bool {
 	return false
 }
 
+// moment is how far time, the leaders and the journal have come. A router that was refused pauses before it tries
+// again.
+type moment struct {
+	at      time.Duration
+	leader  *process
+	written int
+}
+
+func (w *world) moment() moment { return moment{w.now.Boot, w.leader, w.writes} }
+
 func (w *world) firstRouter() bool {
 	for _, r := range w.routers {
 		switch {
 		case r.dead || r.frozen:
 			continue
-		case (r.stream == 0 || r.cut) && !r.away:
+		case (r.stream == 0 || r.cut) && !r.away && r.refused != w.moment():
 			w.join(r)
 		case r.stream == 0 || r.cut:
 			continue

@@ -38,6 +38,7 @@ type world struct {
 	requests   []*request            // that may still be sent to a pod
 	holders    map[netip.Addr]string // the sandbox that was given each address last
 	lastStream uint64
+	writes     int     // that have become durable
 	strays     []Event // from streams that have broken off
 
 	claims       map[uint64]*simClaim // token -> not answered yet

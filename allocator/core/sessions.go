@@ -175,9 +175,21 @@ func (r *routers) goodbye(ev SessionGoodbye) {
 // dead ends the session of a router whose process another router has proven to have ended, or keeps the
 // report until the stream of the session has ended.
 func (r *routers) dead(ev SessionDead) {
-	if s, by := r.members.Dead(ev.Session, ev.By, ev.Gateway, r.now.Boot); s != nil {
-		r.remove(s, by)
+	s, by := r.members.Dead(ev.Session, ev.By, ev.Gateway, r.now.Boot)
+	if s == nil {
+		return
 	}
+	r.ending(s)
+	f := r.factOf(s)
+	f.Left = true
+	r.outbox.Commit(r.now.Boot, f, by != nil, func(revision Revision, _ time.Duration) {
+		r.settleEnd(s.ID, revision, true)
+		if by != nil {
+			r.members.DeathRecorded(by)
+			r.pong(by)
+		}
+	})
+	r.end(s, false, r.members.ExpiresAt(s))
 }
 
 func (r *routers) ping(ev SessionPing) {
@@ -192,20 +204,22 @@ func (r *routers) acknowledge(ev SessionAck) {
 	}
 }
 
-// remove ends a session whose router can route to nothing any more. by is the session that proved
-// it; nil: it has expired.
-func (r *routers) remove(s, by *member.Session) {
+// expire ends a session whose routes must be stale, as far as this leader knows. If it was deposed, the router may
+// have heard a later leader. So the session ends when that is durable.
+func (r *routers) expire(s *member.Session) {
 	r.ending(s)
+	if s.Stream != 0 {
+		r.emit(CloseStream{Stream: s.Stream})
+		r.disconnect(s)
+	}
 	f := r.factOf(s)
 	f.Left = true
-	r.outbox.Commit(r.now.Boot, f, by != nil, func(revision Revision, _ time.Duration) {
-		r.settleEnd(s.ID, revision, true)
-		if by != nil {
-			r.members.DeathRecorded(by)
-			r.pong(by)
+	r.outbox.Commit(r.now.Boot, f, true, func(revision Revision, _ time.Duration) { // the router may wait to join
+		if !s.Ended() { // else in another way
+			r.end(s, false, r.members.ExpiresAt(s))
 		}
+		r.settleEnd(s.ID, revision, true)
 	})
-	r.end(s, false, r.members.ExpiresAt(s))
 }
 
 // ending is called before a fact that ends a session is journaled.
@@ -252,7 +266,7 @@ func (r *routers) settleEnd(session string, revision Revision, mayBeOpen bool) {
 // has kept for long enough. Every fence may go on.
 func (r *routers) tick() {
 	for _, s := range r.members.Expired(r.now.Boot) {
-		r.remove(s, nil)
+		r.expire(s)
 	}
 	for _, b := range r.members.Lift(r.now.Boot) {
 		r.emit(Settle{SessionID(b.Session), b.Fact})

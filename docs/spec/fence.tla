@@ -100,7 +100,8 @@ Ping(r, t) ==
   /\ router' = [router EXCEPT ![r].ping = MaxStale, ![r].queue = Append(@, [kind |-> "pong"])]
   /\ UNCHANGED <<journal, pod, flying, deleted>>
 
-\* routers.end: no fence waits for the session any more. A deposed leader ends it in its memory only.
+\* routers.end: no fence waits for the session any more. A deposed leader ends it in its memory only, after a Goodbye or
+\* a death.
 End(r, t) ==
   /\ r \in leader[t].sessions
   /\ leader' = [leader EXCEPT ![t].sessions = @ \ {r}, ![t].expires[r] = 0,
@@ -110,8 +111,7 @@ End(r, t) ==
   /\ UNCHANGED <<pod, flying, deleted>>
 Leave(r, t) == ~router[r].up /\ End(r, t)                                      \* routers.goodbye, dead
 DeclareDead(r, t) == (~router[r].up \/ Break = "lie") /\ Leads(t) /\ End(r, t) \* routers.declareDead, declaredDead
-\* routers.tick. The fact of the end is written at once (Config.Linger), so a deposed leader finds the later term in the
-\* journal, and ends before the connect window has passed. Break = "deposed": it does not find out.
+\* routers.expire: the end counts when it is durable. Break = "deposed": it counts at once, also for a deposed leader.
 Expire(r, t) == leader[t].expires[r] = 0 /\ Break # "silence" /\ (Leads(t) \/ Break = "deposed") /\ End(r, t)
 
 \* ==== Routers

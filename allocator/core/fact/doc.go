@@ -19,8 +19,8 @@
 //   - The revision of a fact is higher than all that the outbox has given before.
 //   - One Write is under way at a time.
 //   - Facts that are joined are in one Write. A withdrawn fact is in none.
-//   - A fact that a caller waits for is handed over as soon as the writer is free. Others wait for Config.Linger at
-//     most.
+//   - A fact that a caller waits for is handed over by the next Flush when the writer is free. Others are held back for
+//     the linger of the outbox, unless such a fact follows them.
 //
 // # What breaks them
 //

@@ -48,7 +48,7 @@ type Committed func(revision Revision, at time.Duration)
 // Revision is that of the fact.
 func (p *Pending) Revision() Revision { return p.fact.Revision }
 
-// Subject is what the fact says.
+// Subject is what the fact says. It is for tests.
 func (p *Pending) Subject() Subject { return p.fact.Subject }
 
 // Handed reports whether the fact was handed to a Write.
@@ -137,7 +137,7 @@ func (o *Outbox) Written(at time.Duration) {
 	}
 }
 
-// Empty reports whether no fact is on its way into the journal.
+// Empty reports whether no fact is on its way into the journal. It is for tests.
 func (o *Outbox) Empty() bool { return len(o.pending)+len(o.writing) == 0 }
 
 // Check returns the first contradiction between the outbox and the writer, for which a Write is under way or not. It

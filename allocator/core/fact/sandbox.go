@@ -135,7 +135,7 @@ type Sandbox struct {
 
 // Cause is why a sandbox ends, as it was observed. The zero Cause is no cause.
 type Cause struct {
-	// Reason is one of the reasons below.
+	// Reason is one of those that core lists in Reasons.
 	Reason string
 	// Message has details for people, such as the words of the kubelet; empty: there are none. It is bounded.
 	Message string

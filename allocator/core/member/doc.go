@@ -28,7 +28,7 @@
 //     proof that comes while it is connected is kept until it is not, or until it is heard again.
 //   - The declaration of an operator is durable.
 //   - It expires: the expiry of its max-stale has passed since its last ping, so its routes are
-//     stale.
+//     stale, and that is durable.
 //
 // # Guarantees
 //

@@ -52,6 +52,7 @@ type Session struct {
 	nonce       uint64
 	deaths      int    // that it has reported and that are not durable yet
 	learning    int    // of what it says, that are not durable yet
+	expired     bool   // Expired has listed it
 	reportedBy  string // that has found it dead while it was connected, at reportedAt; empty: none has
 	reportedAt  time.Duration
 	declaration *Declaration
@@ -162,7 +163,7 @@ func (l *Ledger) MayJoin(id string, gateway fact.Gateway) (ok, banned bool, with
 		return false, true, nil
 	}
 	s := l.Get(id)
-	if s != nil && (s.learning > 0 || !s.isAt(gateway)) {
+	if s != nil && (s.learning > 0 || s.expired || !s.isAt(gateway)) {
 		return false, false, nil
 	}
 	if s == nil || s.declaration == nil {
@@ -328,10 +329,13 @@ func (l *Ledger) End(s *Session) (stream uint64) {
 	return l.Disconnect(s)
 }
 
-// Expired lists the sessions whose routes must be stale.
+// Expired lists the sessions whose routes must be stale, each once. A session that is listed is then disconnected, and
+// ends when that is durable: a leader that was deposed does not know what its routers have heard since. Its router may
+// not join before that. A session that is being declared dead ends with its declaration.
 func (l *Ledger) Expired(now time.Duration) (all []*Session) {
 	for _, s := range l.sessions {
-		if now > l.ExpiresAt(s) {
+		if !s.expired && s.declaration == nil && now > l.ExpiresAt(s) {
+			s.expired = true
 			all = append(all, s)
 		}
 	}
@@ -368,11 +372,11 @@ func (l *Ledger) Quarantine(now time.Duration) (left time.Duration) {
 func (l *Ledger) HasEarlier() bool { return slices.ContainsFunc(l.sessions, isEarlier) }
 
 // LastEarlier reports whether a session stands for the routers of an earlier journal, and none of
-// the others does that will not end in the same way. A declaration on its way into the journal may
-// end a session at any time.
+// the others does that will not end in the same way. A declaration or an expiry on its way into the journal
+// may end a session at any time.
 func (l *Ledger) LastEarlier(s *Session) bool {
 	return s.Earlier && !slices.ContainsFunc(l.sessions, func(o *Session) bool {
-		return o != s && o.Earlier && o.declaration == nil
+		return o != s && o.Earlier && o.declaration == nil && !o.expired
 	})
 }
 
@@ -427,8 +431,8 @@ func (l *Ledger) Check() error {
 			return fmt.Errorf("member: session %s is listed; ended: %v, banned: %v", s.ID, s.ended, banned)
 		case s.Stream != 0 && l.streams[s.Stream] != s:
 			return fmt.Errorf("member: session %s is not kept with its stream %d", s.ID, s.Stream)
-		case s.Stream != 0 && s.declaration != nil:
-			return fmt.Errorf("member: session %s is connected, and is being declared dead", s.ID)
+		case s.Stream != 0 && (s.declaration != nil || s.expired):
+			return fmt.Errorf("member: session %s is connected, and is being declared dead, or has expired", s.ID)
 		case s.HeardAt > s.LastPing || s.Acked > s.Sequence || s.deaths < 0 || s.Sequence > 0 && !s.Durable:
 			return fmt.Errorf("member: session %+v contradicts itself", *s)
 		}

@@ -111,6 +111,7 @@ type router struct {
 	gateway        fact.Gateway
 	assumed        bool // its max-stale: an earlier version has journaled the session
 	learning       int
+	expired        bool   // its end is not durable yet
 	reportedBy     string // found dead while it was connected
 	reportedAt     time.Duration
 	deaths         int
@@ -161,7 +162,7 @@ func (m *model) join() {
 	ok, banned, _ := m.ledger.MayJoin(id, gatewayOf(id))
 	_, mustWait := m.bans[id]
 	require.Equal(m, mustWait, banned)
-	inFlight := r != nil && (r.declaration != nil && r.declaration.handed || r.learning > 0)
+	inFlight := r != nil && (r.declaration != nil && r.declaration.handed || r.learning > 0 || r.expired)
 	require.Equal(m, !mustWait && !inFlight, ok)
 	if !ok {
 		return
@@ -331,7 +332,15 @@ func (m *model) expire() {
 	for _, s := range m.ledger.Expired(m.now) {
 		r := m.routers[s.ID]
 		require.Greater(m, m.now, r.expiresAt(r.lastPing))
-		m.end(s.ID, r)
+		require.False(m, r.expired || r.declaration != nil)
+		r.expired = true
+		require.Equal(m, r.stream, m.ledger.Disconnect(s))
+		r.stream = 0
+		m.records = append(m.records, func() {
+			if !s.Ended() {
+				m.end(s.ID, r)
+			}
+		})
 	}
 }
 
@@ -343,7 +352,7 @@ func (m *model) check() {
 		s := m.ledger.Get(id)
 		require.Same(m, r.session, s)
 		require.Equal(m, fmt.Sprint(r.stream, r.durable, r.lastPing), fmt.Sprint(s.Stream, s.Durable, s.LastPing))
-		require.LessOrEqual(m, m.now, r.expiresAt(r.lastPing), "its routes are stale")
+		require.True(m, m.now <= r.expiresAt(r.lastPing) || r.expired || r.declaration != nil, "its routes are stale")
 		require.Equal(m, connected(r) && r.durable, slices.Contains(reachable, s))
 		by, reported := m.ledger.Reported(s)
 		require.True(m, reported == (r.reportedBy != "") && by == r.reportedBy)
