@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,8 +17,10 @@ import (
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
+	fixedheapv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/fixed_heap/v3"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/envoy"
@@ -35,17 +38,20 @@ func TestConnectionsAboveTheBoundAreClosedAtOnce(t *testing.T) {
 		require.NoError(t, c.SetDeadline(time.Now().Add(time.Minute)))
 		return c
 	}
+	ask := func(c net.Conn) (string, error) {
+		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+host+"\r\nConnection: close\r\n\r\n") // Envoy may have closed it
+		answer, err := io.ReadAll(c)
+		return string(answer), err
+	}
 	first, second := dial(), dial()
 	require.Eventually(t, func() bool { return g.counter(`http\.ingress\.downstream_cx_active`) == 2 }, time.Minute, 10*time.Millisecond)
-	_, err := dial().Read(make([]byte, 1))
-	require.Error(t, err)
+	third, err := ask(dial())
+	require.Empty(t, third)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "it must be refused at once")
 	for _, c := range []net.Conn{first, second} {
-		_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+host+"\r\nConnection: close\r\n\r\n")
+		answer, err := ask(c)
 		require.NoError(t, err)
-		answer, err := io.ReadAll(c)
-		require.NoError(t, err)
-		require.Contains(t, string(answer), "HTTP/1.1 200 OK")
+		require.Contains(t, answer, "HTTP/1.1 200 OK")
 	}
 	code, _ := g.raw(g.health, http.MethodGet, "/ready", "health", "")
 	require.Equal(t, http.StatusOK, code)
@@ -195,6 +201,49 @@ func TestRequestsAreRefusedWhenMemoryIsShort(t *testing.T) {
 	require.Equal(t, http.StatusOK, code, "a pod must not be taken for dead because it is busy")
 }
 
+// A worker that reads from thousands of clients in one pass learns of an action only after the pass. It asks each of
+// these points at each socket or request, so each must refuse by itself.
+// Invariant: P8
+func TestEachLoadShedPointRefusesByItself(t *testing.T) {
+	const part = "GET / HTTP/1.1\r\nHost: " + host + "\r\nX-Part: "
+	overloaded := func(g *gateway, a answer) {
+		require.Equal(g, http.StatusServiceUnavailable, a.code, a.body)
+		require.Equal(g, string(apierror.Overloaded), a.header.Get(envoy.ReasonHeader))
+	}
+	for name, shed := range map[string]func(*gateway){
+		"http_connection_manager_decode_headers": func(g *gateway) { overloaded(g, g.do(g.request(host, "/", nil))) },
+		"hcm_ondata_creating_codec":              func(g *gateway) { require.Zero(g, g.answer(part).code) },
+		"http1_server_abort_dispatch":            func(g *gateway) { overloaded(g, g.answer(part)) },
+		"http2_server_go_away_and_close_on_dispatch": func(g *gateway) {
+			require.Zero(g, g.h2(":method", "GET", ":scheme", "http", ":path", "/", ":authority", host).code)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := startGatewayWith(t, config{settings: func(s *envoy.Settings) { s.MaxHeap = 64 << 20 }, patch: func(b *bootstrapv3.Bootstrap) {
+				o := b.OverloadManager
+				full, err := anypb.New(&fixedheapv3.FixedHeapConfig{MaxHeapSizeBytes: 1 << 20}) // what Envoy has at rest is more
+				require.NoError(t, err)
+				for _, m := range o.ResourceMonitors {
+					if m.Name == "envoy.resource_monitors.fixed_heap" {
+						m.ConfigType = &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: full}
+					}
+				}
+				o.Actions = nil
+				o.LoadshedPoints = slices.DeleteFunc(o.LoadshedPoints, func(p *overloadv3.LoadShedPoint) bool {
+					return p.Name != "envoy.load_shed_points."+name
+				})
+				require.Len(t, o.LoadshedPoints, 1)
+			}})
+			g.router.set(admit(g.admitted("abc")))
+			stat := `overload\.envoy\.load_shed_points\.` + name + `\.`
+			require.Eventually(t, func() bool { return g.counter(stat+"scale_percent") == 100 }, time.Minute, 10*time.Millisecond, "the heap is not looked at")
+			shed(g)
+			require.NotZero(t, g.counter(stat+"shed_load_count"))
+			require.Zero(t, g.hits.Load())
+		})
+	}
+}
+
 func TestTooManyHeadersAreRefused(t *testing.T) {
 	g := startGateway(t)
 	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -219,6 +268,7 @@ func TestTooManyHeadersAreRefused(t *testing.T) {
 }
 
 // Large cookies and a signed URL pass together by default. The bound counts both.
+// Invariant: P8
 func TestHeadersPassUpToTheirBound(t *testing.T) {
 	g := startGateway(t)
 	g.router.set(admit(g.admitted("abc")))
