@@ -3,7 +3,8 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
+	"reflect"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -17,12 +18,13 @@ import (
 )
 
 // How many tests run at one time on devclusters. Most of their time is waiting, but a Berth with
-// a cluster of its own keeps the machine busy. The time in which a test waits for its slot is
-// part of the time that go test prints.
+// a cluster of its own keeps the machine busy. With more tests at one time two cores do not end sooner:
+// the tests then run into the bounds on their waits. The time in which a test waits for its slot is part of
+// the time that go test prints.
 var (
-	guests = make(chan struct{}, 5) // tests on the Berth that tests share
-	owners = make(chan struct{}, 3) // tests with a Berth to themselves
-	long   = make(chan struct{}, 2) // those of more than half a minute, so that none of them begins last
+	guests = make(chan struct{}, 4) // tests on the Berth that tests share
+	owners = make(chan struct{}, 2) // tests with a Berth to themselves
+	long   = make(chan struct{}, 1) // those of more than half a minute, so that none of them begins last
 )
 
 // turn waits for a slot, and lets the test run beside others.
@@ -95,8 +97,8 @@ func startShared(t *testing.T, warm int32) *env {
 	return startOn(t, shared, warm)
 }
 
-// startAlone is for tests that end and pause single processes. They have a Berth to themselves,
-// which later tests with the same options use again. On a real cluster they are skipped.
+// startAlone is for tests that end and pause single processes. They have a Berth to themselves, which later
+// tests use again if many have its options. On a real cluster they are skipped.
 func startAlone(t *testing.T, warm int32, o stack.Options) *env {
 	t.Helper()
 	return startOwner(t, owners, warm, o)
@@ -168,17 +170,20 @@ type groundList struct {
 	common func() (*processes, error)
 
 	mu   sync.Mutex
-	free map[string][]*processes // by kind; those that a later test may use
+	free [len(common)][]*processes // by their options; those that a later test may use
+	ends []*processes              // ended when no test runs any more, like those that are free
 }
 
 var grounds = newGrounds()
 
 func newGrounds() *groundList {
-	g := &groundList{free: map[string][]*processes{}}
+	g := &groundList{}
 	g.common = sync.OnceValues(func() (*processes, error) {
 		p, err := upProcesses(context.Background(), stack.Options{Allocators: releaseReplicas, Gateways: releaseReplicas})
 		if p != nil {
-			g.put("common", p) // for end
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.ends = append(g.ends, p)
 		}
 		return p, err
 	})
@@ -188,11 +193,20 @@ func newGrounds() *groundList {
 // restoreLimit is how long a Berth may take until the next test can use it. Then it is ended.
 const restoreLimit = time.Minute
 
-// take returns a Berth that no other test uses before this one is over: one that an earlier test
-// with the same options has left, or a new one.
+// common are the options of many tests.
+var common = [...]stack.Options{{}, {Allocators: releaseReplicas, Gateways: releaseReplicas}}
+
+// take returns a Berth that no other test uses before this one is over. With common options it may be one that an
+// earlier test has left. Others are not kept, because what nothing uses still keeps the machine busy.
 func (g *groundList) take(t *testing.T, o stack.Options) *processes {
 	t.Helper()
-	kind := fmt.Sprint(max(1, o.Allocators), max(1, o.Gateways), o.MaxStale, o.LeaseDuration, o.TLS, o.APITLS, o.Domain)
+	kind := slices.IndexFunc(common[:], func(c stack.Options) bool { return reflect.DeepEqual(c, o) })
+	if kind < 0 {
+		p, err := upProcesses(context.Background(), o)
+		g.endAfter(t, p, nil)
+		require.NoError(t, err)
+		return p
+	}
 	p := g.pop(kind)
 	var err error
 	if p == nil {
@@ -231,18 +245,17 @@ func (g *groundList) endAfter(t *testing.T, p *processes, keep func()) {
 	})
 }
 
-func (g *groundList) pop(kind string) *processes {
+func (g *groundList) pop(kind int) (p *processes) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	all := g.free[kind]
-	if len(all) == 0 {
-		return nil
+	free := &g.free[kind]
+	if last := len(*free) - 1; last >= 0 {
+		p, *free = (*free)[last], (*free)[:last]
 	}
-	g.free[kind] = all[:len(all)-1]
-	return all[len(all)-1]
+	return p
 }
 
-func (g *groundList) put(kind string, p *processes) {
+func (g *groundList) put(kind int, p *processes) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.free[kind] = append(g.free[kind], p)
@@ -253,15 +266,13 @@ func (g *groundList) end() error {
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	var errs []error
-	for _, of := range g.free {
-		for _, p := range of {
-			all.Go(func() {
-				err := p.down()
-				mu.Lock()
-				defer mu.Unlock()
-				errs = append(errs, err)
-			})
-		}
+	for _, p := range slices.Concat(slices.Concat(g.free[:]...), g.ends) {
+		all.Go(func() {
+			err := p.down()
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, err)
+		})
 	}
 	all.Wait()
 	return errors.Join(errs...)
