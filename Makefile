@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 # The race detector needs cgo.
 RACE := $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
-TEST_FLAGS ?= -timeout 20m
+TEST_FLAGS ?= -timeout 40m
 # These judge a whole Berth. All but e2e judge it while its parts are killed: two of those at one
 # time would keep one another from making progress. e2e runs tests in parallel by itself.
 SUITES := ./e2e ./e2e/chaos ./e2e/reaping ./e2e/soak

@@ -20,7 +20,7 @@ func TestAPIKeepsToItsDocument(t *testing.T) {
 	settings, err := filepath.Abs("schemathesis")
 	require.NoError(t, err)
 	url := fmt.Sprintf("https://api.%s:%d", e.stack.Domain, e.gatewayPort())
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	command := exec.CommandContext(ctx, "python3", "-m", "schemathesis.cli",
 		"--config-file", filepath.Join(settings, "config.toml"), "run", url+"/openapi.json", "--url", url,

@@ -127,7 +127,7 @@ func (e *environment) createPool(ctx context.Context) error {
 	if err := clients.Berth.Post().Namespace(namespace).Resource("sandboxpools").Body(pool).Do(ctx).Error(); err != nil {
 		return fmt.Errorf("create pool: %w", err)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the pool was not filled within a minute"))
+	ctx, cancel := context.WithTimeoutCause(ctx, 3*time.Minute, errors.New("the pool was not filled within 3 minutes"))
 	defer cancel()
 	var p v1alpha1.SandboxPool
 	if err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
