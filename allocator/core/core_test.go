@@ -17,6 +17,7 @@ var everyTeam = Scope{All: true}
 type sim struct {
 	t         *testing.T
 	core      *Core
+	guard     Watcher
 	now       Instant
 	effects   []Effect // of the last step
 	ids, pods int
@@ -58,17 +59,33 @@ func (s *sim) restart() {
 	if s.core, err = New(s.cfg, s.now); err != nil {
 		s.t.Fatal(err)
 	}
+	s.guard = NewWatcher(s.cfg.ConnectWindow)
 	s.core.pools.window, s.core.pools.surge = maxWindow, unbounded // a slow start has tests of its own
 }
 
 func (s *sim) step(ev Event) []Effect {
 	s.t.Helper()
-	s.effects = s.core.Step(s.now, ev)
+	s.effects = s.stepCore(ev)
 	s.check()
 	if !s.slow {
 		s.writeAll()
 	}
 	return s.effects
+}
+
+// stepCore steps the core. The guard must find nothing wrong with the effects.
+func (s *sim) stepCore(ev Event) []Effect {
+	s.t.Helper()
+	effects := s.core.Step(s.now, ev)
+	s.guarded(ev, effects)
+	return effects
+}
+
+func (s *sim) guarded(ev Event, effects []Effect) {
+	s.t.Helper()
+	for _, what := range s.guard.Check(s.now.Boot, ev, effects) {
+		s.t.Fatalf("guard: %s", what)
+	}
 }
 
 // writeAll does the writes among the effects, and those that follow from them,
@@ -77,7 +94,7 @@ func (s *sim) writeAll() {
 	s.t.Helper()
 	for done := 0; len(of[Write](s.effects)) > done; done++ {
 		for _, ev := range []Event{Written{}, WriterReady{}} {
-			s.effects = append(s.effects, s.core.Step(s.now, ev)...)
+			s.effects = append(s.effects, s.stepCore(ev)...)
 			s.check()
 		}
 	}
@@ -88,7 +105,7 @@ func (s *sim) written() []Effect {
 	s.t.Helper()
 	s.effects = nil
 	for _, ev := range []Event{Written{}, WriterReady{}} {
-		s.effects = append(s.effects, s.core.Step(s.now, ev)...)
+		s.effects = append(s.effects, s.stepCore(ev)...)
 		s.check()
 	}
 	return s.effects
@@ -107,6 +124,8 @@ func (s *sim) recoverState(st State) []Effect {
 	if s.effects, err = s.core.Recover(st); err != nil {
 		s.t.Fatal(err)
 	}
+	s.guard.Recover(s.now.Boot, st)
+	s.guarded(nil, s.effects)
 	s.check()
 	if !s.slow {
 		s.writeAll()

@@ -349,7 +349,7 @@ func TestEachReleaseIsTimedFromItsOwnWrite(t *testing.T) {
 	s.written()
 	durable := s.now.Boot
 	s.now.Boot += time.Millisecond
-	s.effects = s.core.Step(s.now, Written{At: durable})
+	s.effects = s.stepCore(Written{At: durable})
 	want := []string{sandboxes[0].ID, sandboxes[1].ID}
 	for _, e := range of[SendRelease](s.effects) {
 		if !slices.Equal(e.IDs, want) {

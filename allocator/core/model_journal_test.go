@@ -125,9 +125,10 @@ func (w *world) judgeDeleted(p *simPod) {
 // process is a leader: a core, and a journal in a coroutine that stops at every
 // call to the API server.
 type process struct {
-	w    *world
-	core *Core
-	log  *journal.Log
+	w     *world
+	core  *Core
+	guard Watcher
+	log   *journal.Log
 	// opened is what the journal held when this leader took it over.
 	opened []journal.Record
 
@@ -354,7 +355,7 @@ func (w *world) tell(p *process, ev Event) {
 		return
 	}
 	w.log("  old leader: %v", traced{ev})
-	w.doOld(p, p.core.Step(w.now, ev))
+	w.doOld(p, p.guarded(ev, p.core.Step(w.now, ev)))
 }
 
 // oldWorks lets a leader that was deposed go on, as long as it does not know.

@@ -177,7 +177,9 @@ func (w *world) lead() {
 	for id := range w.core.sandboxes.byID {
 		w.earlier[id] = true
 	}
-	w.do(effects)
+	p.guard = NewWatcher(window)
+	p.guard.Recover(w.now.Boot, st)
+	w.do(p.guarded(nil, effects))
 	w.step(TeamLimits{limitsOfModel})
 	for _, p := range w.pools {
 		if p.exists {
@@ -308,7 +310,7 @@ func (w *world) step(ev Event) {
 			w.heard(ev.Session)
 		}
 	}
-	w.do(w.core.Step(w.now, ev))
+	w.do(w.leader.guarded(ev, w.core.Step(w.now, ev)))
 }
 
 // observe drops what is older than known, as allocator.loop does.

@@ -15,7 +15,7 @@ func TestNewEndOfStartingSandboxKeepsItsPhase(t *testing.T) {
 	s.slow = true
 	s.step(SetTimeout{Scope: everyTeam, Token: 2, ID: id, Lifetime: time.Minute})
 	s.step(Release{Scope: everyTeam, Token: 3, ID: id, Reason: ReasonKilled})
-	s.effects = s.core.Step(s.now, Written{})
+	s.effects = s.stepCore(Written{})
 	if r := one[WriteObject](s).Sandbox; r.Phase != Starting {
 		t.Errorf("recorded in phase %d", r.Phase)
 	}

@@ -45,7 +45,7 @@ func TestClaimCostsTheSameBesideManyWaiting(t *testing.T) {
 		token, pods := uint64(0), 0
 		var granted []string
 		do := func(ev Event) {
-			for effects := s.core.Step(s.now, ev); len(effects) > 0; { // without the checks of step, which see every claim
+			for effects := s.stepCore(ev); len(effects) > 0; { // without the checks of step, which see every claim
 				writes := false
 				for _, e := range effects {
 					switch e := e.(type) {
@@ -56,7 +56,7 @@ func TestClaimCostsTheSameBesideManyWaiting(t *testing.T) {
 					}
 				}
 				if effects = nil; writes {
-					effects = append(s.core.Step(s.now, Written{}), s.core.Step(s.now, WriterReady{})...)
+					effects = append(s.stepCore(Written{}), s.stepCore(WriterReady{})...)
 				}
 			}
 		}

@@ -58,6 +58,14 @@ func (v View) fenced(pool *pool) (n int, router string) {
 	return n, router
 }
 
+// PoolOf returns the pool of a pod, zero if the pod is not known.
+func (v View) PoolOf(key PodKey) PoolKey {
+	if p := v.c.pods[key]; p != nil {
+		return p.pool.Key
+	}
+	return PoolKey{}
+}
+
 // AllCounts returns the pods of all pools by state, without what Counts adds.
 func (v View) AllCounts() map[PoolKey]Counts {
 	all := make(map[PoolKey]Counts, len(v.c.pools.byKey))
