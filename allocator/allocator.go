@@ -109,6 +109,7 @@ type Allocator struct {
 	serving     context.Context
 	stopServing context.CancelFunc
 	limits      *teamLimits
+	violations  []time.Time // when terms have ended because of one, as the journal had it
 
 	mu     sync.Mutex
 	leader replica // the holder of the lease, empty if unknown

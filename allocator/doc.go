@@ -8,7 +8,10 @@
 // outcomes of writes. The core returns effects: facts for the journal (one write at a time),
 // messages for routers (in order), and work for the workers.
 //
-//	watches, API, routers, outcomes --> loop(core) --> journal, routers, callers, workers
+//	watches, API, routers, outcomes --> loop(core, guard) --> journal, routers, callers, workers
+//
+// Package guard compares each effect with what was journaled and acknowledged. An effect that would violate an assertion
+// is not carried out, and the term ends: see violations.go.
 //
 // # States
 //

@@ -15,6 +15,8 @@ var (
 	// errEndTimeout is joined to the error of Run when a part of the term did not end in time
 	// and may still run.
 	errEndTimeout = errors.New("allocator: a part of the ended term still runs; this process must end")
+	// errViolated ends a term whose leader was about to violate an assertion: see package guard.
+	errViolated = errors.New("allocator: the term has ended because of a violated assertion, which the log names")
 	// errRestored ends a term whose leader has begun the journal anew.
 	errRestored = errors.New("allocator: the journal was restored from a backup and has been begun anew; the next leader serves it, and hands out no pod until no router of the earlier journal can send requests to its address, see docs/backup.md")
 )

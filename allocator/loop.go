@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/guard"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
@@ -20,10 +21,15 @@ const (
 // loop owns the core: it alone calls it, one event at a time. put may be called concurrently.
 type loop struct {
 	core *core.Core
-	wall func() time.Time
-	in   chan any // a core.Event, or a func(core.View)
-	do   func(core.Effect)
-	done chan struct{} // closed when run has returned
+	// guard checks the effects. violated acts on violations, and returns false if the term ends: over is set then, and
+	// nothing is carried out any more.
+	guard    *guard.Guard
+	violated func([]guard.Violation) bool
+	over     bool
+	wall     func() time.Time
+	in       chan any // a core.Event, or a func(core.View)
+	do       func(core.Effect)
+	done     chan struct{} // closed when run has returned
 	// versions are the resource versions of the latest observation of each pod. Older observations,
 	// from a watch that lags behind other reads, are dropped.
 	versions map[core.PodKey]string
@@ -44,8 +50,8 @@ type loop struct {
 
 const goneRetention = time.Minute
 
-func newLoop(c *core.Core, wall func() time.Time, do func(core.Effect)) *loop {
-	return &loop{core: c, wall: wall, in: make(chan any, eventQueue), do: do, done: make(chan struct{}), versions: map[core.PodKey]string{}, pools: map[core.PoolKey]string{}, gone: map[core.PodKey]struct{}{}}
+func newLoop(c *core.Core, g *guard.Guard, wall func() time.Time, do func(core.Effect)) *loop {
+	return &loop{core: c, guard: g, wall: wall, in: make(chan any, eventQueue), do: do, done: make(chan struct{}), versions: map[core.PodKey]string{}, pools: map[core.PoolKey]string{}, gone: map[core.PodKey]struct{}{}}
 }
 
 func now(wall func() time.Time) core.Instant {
@@ -58,7 +64,7 @@ func (l *loop) run(ctx context.Context) {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
 	l.ticks.last = bootclock.Now()
-	for {
+	for !l.over {
 		select {
 		case <-ctx.Done():
 			return
@@ -109,8 +115,22 @@ func (l *loop) step(ev core.Event) {
 		}
 		l.gone[ev.Key] = struct{}{}
 	}
+	at := now(l.wall)
+	l.carryOut(at, ev, l.core.Step(at, ev))
+}
+
+// carryOut carries out the effects of a step, or of the recovery if ev is nil, if none of them violates an assertion.
+func (l *loop) carryOut(at core.Instant, ev core.Event, effects []core.Effect) {
+	if l.over {
+		return
+	}
+	effects, violations := l.guard.Step(at.Boot, ev, effects)
+	if len(violations) > 0 && !l.violated(violations) {
+		l.over = true
+		return
+	}
 	releasing := false
-	for _, e := range l.core.Step(now(l.wall), ev) {
+	for _, e := range effects {
 		if _, is := e.(core.SendRelease); is {
 			releasing = true
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/guard"
 )
 
 var (
@@ -35,7 +36,7 @@ func newTestLoop(t *testing.T, do func(core.Effect)) *loop {
 	if do == nil {
 		do = func(core.Effect) {}
 	}
-	return newLoop(c, time.Now, do)
+	return newLoop(c, guard.New(time.Second), time.Now, do)
 }
 
 // running runs the loop until the test has ended.

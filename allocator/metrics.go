@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/guard"
 	"github.com/berth-sandbox/berth/allocator/journal"
 	"github.com/berth-sandbox/berth/api/apierror"
 )
@@ -28,6 +29,8 @@ type metrics struct {
 	slotsRepaired prometheus.Counter
 	journalWrong  prometheus.Gauge // 0 or 1
 	acknowledged  prometheus.Histogram
+	violatedTerms prometheus.Gauge
+	withheld      *prometheus.GaugeVec
 	pools         *poolClaims
 }
 
@@ -80,6 +83,15 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 	m.journalWrong = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "berth_allocator_journal_damaged", Help: "1 while JournalSlot objects are damaged and the leader cannot restore them: no other leader could open the journal.",
 	})
+	m.violatedTerms = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "berth_allocator_violated_terms", Help: "Terms that ended because of a violated assertion in the 10 minutes before this leader's term. From 3 on this leader withholds what violates an assertion instead.",
+	})
+	m.withheld = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "berth_allocator_withheld", Help: "Pods, sandboxes and sessions for which this leader withholds something that would violate an assertion, by assertion (docs/operations.md).",
+	}, []string{"assertion"})
+	for _, a := range guard.Assertions {
+		m.withheld.WithLabelValues(a)
+	}
 	counter := func(name, help string, value func(journal.Stats) uint64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
 			t, err := a.leadingTerm()
@@ -99,7 +111,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.claimed, m.batches, m.pools.total, m.pools.wait, m.releases, m.podFailures, m.recycles, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong,
+		m.claims, m.claimed, m.batches, m.pools.total, m.pools.wait, m.releases, m.podFailures, m.recycles, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong, m.violatedTerms, m.withheld,
 		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
 		counter("berth_allocator_journal_records_total", "New records written to the journal.", func(s journal.Stats) uint64 { return s.Records }),
 		counter("berth_allocator_journal_carried_total", "Records carried into another batch because no Sandbox object showed them yet.", func(s journal.Stats) uint64 { return s.Carried }),

@@ -19,6 +19,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/events"
+	"github.com/berth-sandbox/berth/allocator/guard"
 	"github.com/berth-sandbox/berth/allocator/journal"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pods"
@@ -66,6 +67,10 @@ type term struct {
 	caller    *poststart.Caller
 	agents    *agents.Caller // nil without a cluster's key: no pool has agents then
 	events    *events.Ring
+	// withholds: too many terms have ended because of violations of late. withheld has the violations of this one.
+	withholds bool
+	withheld  map[string]bool
+	began     core.Instant
 	log       *zap.Logger
 }
 
@@ -157,6 +162,12 @@ func (a *Allocator) openJournal(ctx context.Context) (*journal.Log, []core.Fact,
 	}
 	var facts []core.Fact
 	for _, r := range records {
+		if r.Key == violationsKey {
+			if a.violations, err = readViolations(r); err != nil {
+				return nil, nil, fmt.Errorf("%w: %w", journal.ErrDamaged, err)
+			}
+			continue
+		}
 		f, known, err := fromRecord(r, a.o.Namespace)
 		switch {
 		case err != nil:
@@ -190,15 +201,16 @@ func (a *Allocator) mayBeginJournal(ctx context.Context) error {
 }
 
 func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) {
+	began := now(a.o.WallClock)
 	c, err := core.New(core.Config{
 		Term: log.Term(), Lease: a.o.LeaseDuration, MaxStale: a.o.MaxStale, ConnectWindow: a.o.ConnectWindow, MaxWaiting: a.o.MaxWaiting, DryRun: a.o.ReapDryRun,
 		NewID: sandboxid.New, NewSuffix: func() string { return rand.String(6) },
-	}, now(a.o.WallClock))
+	}, began)
 	if err != nil {
 		return nil, err
 	}
 	t := &term{
-		number: log.Term(), a: a, answers: newAnswers(), events: events.New(log.Term()),
+		number: log.Term(), a: a, answers: newAnswers(), events: events.New(log.Term()), began: began, withheld: map[string]bool{},
 		log: a.o.Log.With(zap.Uint64("term", log.Term())),
 	}
 	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.callbacks, &t.lines, &t.found, &t.logs} {
@@ -206,9 +218,16 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 	}
 	t.hooks = newHooks(t.start, func(s core.Sandbox) core.Sandbox { return s })
 	t.inits = newHooks(t.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
-	t.loop = newLoop(c, a.o.WallClock, t.do)
+	t.loop = newLoop(c, guard.New(a.o.ConnectWindow), a.o.WallClock, t.do)
+	t.loop.violated = t.violated
 	k := a.o.Clients
 	t.journal = newJournalWriter(log, a.o.JournalBytesPerSecond, t.Submit, a.metrics, t.log.Named("journal"))
+	t.journal.ended, t.journal.wall = recent(a.violations, began.Wall), a.o.WallClock
+	ended := len(t.journal.ended)
+	if t.withholds = ended >= violatedTerms; ended == 0 {
+		log.Settle(violationsKey, log.Term(), 0)
+	}
+	a.metrics.violatedTerms.Set(float64(ended))
 	t.journal.maxStale = a.o.MaxStale
 	for _, f := range facts {
 		t.journal.maxStale = max(t.journal.maxStale, f.MaxStale())
@@ -261,9 +280,8 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	if err != nil {
 		return err
 	}
-	for _, e := range effects {
-		t.do(e)
-	}
+	t.loop.guard.Recover(t.began.Boot, st)
+	t.loop.carryOut(t.began, nil, effects)
 	for _, ev := range records.Deleting {
 		t.loop.step(ev)
 	}

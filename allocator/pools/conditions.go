@@ -30,6 +30,8 @@ type known struct {
 	// refused is why no pod may be made from the template. createErr is how the last creation failed, and syncErr
 	// how the last change of the labels and annotations of a pod did.
 	refused, createErr, syncErr error
+	// withheld is what the leader withholds, because it would violate an assertion; empty: nothing.
+	withheld string
 }
 
 // conditions returns the conditions that the pool should have. Those that do not change keep their times.
@@ -63,6 +65,8 @@ func (k known) degraded() metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.PoolDegraded, Status: metav1.ConditionTrue}
 	n := k.counts
 	switch {
+	case k.withheld != "":
+		c.Reason, c.Message = v1alpha1.PoolWithheld, k.withheld+"; the leader withholds this and serves everything else"
 	case k.refused != nil:
 		c.Message, c.Reason = k.refused.Error(), v1alpha1.PoolPodSecurity
 		switch {

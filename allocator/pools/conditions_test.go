@@ -30,6 +30,7 @@ func TestConditionsQuoteWhatKeepsAPoolEmpty(t *testing.T) {
 	for name, c := range map[string]struct {
 		counts                       core.Counts
 		refused, createErr, syncErr  error
+		withheld                     string
 		deleted                      bool
 		ready, progressing, degraded string // status, reason and message
 	}{
@@ -38,6 +39,8 @@ func TestConditionsQuoteWhatKeepsAPoolEmpty(t *testing.T) {
 			degraded: "False Healthy "},
 		"template refused, old pods warm": {counts: full, refused: errors.New("hostPID=true"), ready: "True Warm ",
 			progressing: "False PodSecurity hostPID=true", degraded: "True PodSecurity hostPID=true"},
+		"an effect is withheld": {counts: full, withheld: "pod demo-x: why", ready: "True Warm ", progressing: "False Settled ",
+			degraded: "True Withheld pod demo-x: why; the leader withholds this and serves everything else"},
 		"preStop": {counts: full, refused: fmt.Errorf("containers[0]: %w", pods.ErrPreStop), ready: "True Warm ",
 			progressing: "False PreStop containers[0]: " + pods.ErrPreStop.Error(), degraded: "True PreStop containers[0]: " + pods.ErrPreStop.Error()},
 		"quota": {counts: missing, createErr: fmt.Errorf("create pod demo-x: %w", quota),
@@ -101,7 +104,7 @@ func TestConditionsQuoteWhatKeepsAPoolEmpty(t *testing.T) {
 			if c.deleted {
 				pool.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 			}
-			all := known{pool: pool, counts: c.counts, refused: c.refused, createErr: c.createErr, syncErr: c.syncErr}.conditions()
+			all := known{pool: pool, counts: c.counts, refused: c.refused, createErr: c.createErr, syncErr: c.syncErr, withheld: c.withheld}.conditions()
 			require.Len(t, all, 3)
 			for kind, want := range map[string]string{v1alpha1.PoolReady: c.ready, v1alpha1.PoolProgressing: c.progressing, v1alpha1.PoolDegraded: c.degraded} {
 				got := meta.FindStatusCondition(all, kind)

@@ -49,6 +49,7 @@ type Pools struct {
 	pools     map[core.PoolKey]seen
 	createErr map[core.PoolKey]error // of the last pod creation
 	syncErr   map[core.PoolKey]syncFailure
+	withheld  map[core.PoolKey]string
 
 	correlator *record.EventCorrelator // used by Maintain alone
 }
@@ -61,7 +62,7 @@ func New(o Options) (*Pools, error) {
 	r := kube.Resource{Client: o.Clients.Berth, Name: resource, Namespace: o.Namespace}
 	return &Pools{
 		o: o, resource: r, pools: map[core.PoolKey]seen{}, createErr: map[core.PoolKey]error{},
-		syncErr:    map[core.PoolKey]syncFailure{},
+		syncErr: map[core.PoolKey]syncFailure{}, withheld: map[core.PoolKey]string{},
 		correlator: record.NewEventCorrelatorWithOptions(record.CorrelatorOptions{}),
 	}, nil
 }
@@ -126,6 +127,13 @@ func (p *Pools) CreateResult(key core.PoolKey, err error) {
 	} else {
 		p.createErr[key] = err
 	}
+}
+
+// Withhold records what the leader withholds of a pool for as long as it leads, for the condition Degraded.
+func (p *Pools) Withhold(key core.PoolKey, what string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.withheld[key] = what
 }
 
 // syncFailure is how the last write of the template's labels and annotations to a pod failed.
@@ -222,6 +230,7 @@ func (p *Pools) forget(pool *v1alpha1.SandboxPool) {
 		delete(p.pools, key)
 		delete(p.createErr, key)
 		delete(p.syncErr, key)
+		delete(p.withheld, key)
 	}
 }
 
@@ -339,7 +348,7 @@ func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.
 	}
 	k := known{pool: pool, counts: counts, refused: p.check(pool)}
 	p.mu.Lock()
-	k.createErr = p.createErr[keyOf(pool)]
+	k.createErr, k.withheld = p.createErr[keyOf(pool)], p.withheld[keyOf(pool)]
 	if f := p.syncErr[keyOf(pool)]; f.generation == pool.Generation {
 		k.syncErr = f.err
 	}

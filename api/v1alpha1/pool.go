@@ -517,6 +517,7 @@ const (
 	PoolSyncFailed     = "SyncFailed"
 	PoolFenced         = "Fenced"
 	PoolQuarantine     = "Quarantine"
+	PoolWithheld       = "Withheld"
 )
 
 // TemplateRefused reports whether the conditions say that no pod is made from the template.

@@ -202,7 +202,7 @@ func (x *Batch) GetJournal() string {
 type Record struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What the record is about: "sandbox/<sandbox ID>", "pod/<pod UID>",
-	// "session/<router ID>".
+	// "session/<router ID>", "violations".
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// The revision: term of the leader that made the record, and a counter in it.
 	Term    uint64 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
@@ -212,6 +212,7 @@ type Record struct {
 	//	*Record_Sandbox
 	//	*Record_Retirement
 	//	*Record_Session
+	//	*Record_Violations
 	State isRecord_State `protobuf_oneof:"state"`
 	// The lowest JournalSlot.spec.format of a batch that may hold the record, because a reader of
 	// an earlier one must not overlook it. 0: every format may.
@@ -305,6 +306,15 @@ func (x *Record) GetSession() *Session {
 	return nil
 }
 
+func (x *Record) GetViolations() *Violations {
+	if x != nil {
+		if x, ok := x.State.(*Record_Violations); ok {
+			return x.Violations
+		}
+	}
+	return nil
+}
+
 func (x *Record) GetFormat() uint32 {
 	if x != nil {
 		return x.Format
@@ -328,11 +338,17 @@ type Record_Session struct {
 	Session *Session `protobuf:"bytes,6,opt,name=session,proto3,oneof"`
 }
 
+type Record_Violations struct {
+	Violations *Violations `protobuf:"bytes,8,opt,name=violations,proto3,oneof"`
+}
+
 func (*Record_Sandbox) isRecord_State() {}
 
 func (*Record_Retirement) isRecord_State() {}
 
 func (*Record_Session) isRecord_State() {}
+
+func (*Record_Violations) isRecord_State() {}
 
 // RecordHead is the part of a Record that the log itself needs. The fields have the numbers
 // that they have in Record.
@@ -776,6 +792,52 @@ func (x *Retirement) GetPodIps() [][]byte {
 	return nil
 }
 
+// Violations are the terms that have ended a short while ago because a leader was about to break a promise.
+type Violations struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When each of them ended, the earliest first: microseconds since 1970.
+	EndedAt       []int64 `protobuf:"varint,1,rep,packed,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Violations) Reset() {
+	*x = Violations{}
+	mi := &file_api_journal_v1_journal_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Violations) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Violations) ProtoMessage() {}
+
+func (x *Violations) ProtoReflect() protoreflect.Message {
+	mi := &file_api_journal_v1_journal_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Violations.ProtoReflect.Descriptor instead.
+func (*Violations) Descriptor() ([]byte, []int) {
+	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Violations) GetEndedAt() []int64 {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
 // Session is a router process that may know routes.
 type Session struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -801,7 +863,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_api_journal_v1_journal_proto_msgTypes[5]
+	mi := &file_api_journal_v1_journal_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +875,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_api_journal_v1_journal_proto_msgTypes[5]
+	mi := &file_api_journal_v1_journal_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +888,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{5}
+	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Session) GetLeft() bool {
@@ -885,7 +947,7 @@ type Declaration struct {
 
 func (x *Declaration) Reset() {
 	*x = Declaration{}
-	mi := &file_api_journal_v1_journal_proto_msgTypes[6]
+	mi := &file_api_journal_v1_journal_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -897,7 +959,7 @@ func (x *Declaration) String() string {
 func (*Declaration) ProtoMessage() {}
 
 func (x *Declaration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_journal_v1_journal_proto_msgTypes[6]
+	mi := &file_api_journal_v1_journal_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -910,7 +972,7 @@ func (x *Declaration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Declaration.ProtoReflect.Descriptor instead.
 func (*Declaration) Descriptor() ([]byte, []int) {
-	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{6}
+	return file_api_journal_v1_journal_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Declaration) GetBy() string {
@@ -941,7 +1003,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x1capi/journal/v1/journal.proto\x12\x10berth.journal.v1\";\n" +
 	"\x05Batch\x12\x18\n" +
 	"\arecords\x18\x01 \x03(\fR\arecords\x12\x18\n" +
-	"\ajournal\x18\x02 \x01(\tR\ajournal\"\x97\x02\n" +
+	"\ajournal\x18\x02 \x01(\tR\ajournal\"\xd7\x02\n" +
 	"\x06Record\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
@@ -950,7 +1012,10 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\n" +
 	"retirement\x18\x05 \x01(\v2\x1c.berth.journal.v1.RetirementH\x00R\n" +
 	"retirement\x125\n" +
-	"\asession\x18\x06 \x01(\v2\x19.berth.journal.v1.SessionH\x00R\asession\x12\x16\n" +
+	"\asession\x18\x06 \x01(\v2\x19.berth.journal.v1.SessionH\x00R\asession\x12>\n" +
+	"\n" +
+	"violations\x18\b \x01(\v2\x1c.berth.journal.v1.ViolationsH\x00R\n" +
+	"violations\x12\x16\n" +
 	"\x06format\x18\a \x01(\rR\x06formatB\a\n" +
 	"\x05state\"d\n" +
 	"\n" +
@@ -1006,7 +1071,10 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"Retirement\x12\x19\n" +
 	"\bpod_name\x18\x01 \x01(\tR\apodName\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\tR\x05after\x12\x17\n" +
-	"\apod_ips\x18\x03 \x03(\fR\x06podIps\"\xd1\x01\n" +
+	"\apod_ips\x18\x03 \x03(\fR\x06podIps\"'\n" +
+	"\n" +
+	"Violations\x12\x19\n" +
+	"\bended_at\x18\x01 \x03(\x03R\aendedAt\"\xd1\x01\n" +
 	"\aSession\x12\x12\n" +
 	"\x04left\x18\x01 \x01(\bR\x04left\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x129\n" +
@@ -1041,7 +1109,7 @@ func file_api_journal_v1_journal_proto_rawDescGZIP() []byte {
 }
 
 var file_api_journal_v1_journal_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_journal_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_api_journal_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_api_journal_v1_journal_proto_goTypes = []any{
 	(Access)(0),         // 0: berth.journal.v1.Access
 	(Phase)(0),          // 1: berth.journal.v1.Phase
@@ -1050,23 +1118,25 @@ var file_api_journal_v1_journal_proto_goTypes = []any{
 	(*RecordHead)(nil),  // 4: berth.journal.v1.RecordHead
 	(*Sandbox)(nil),     // 5: berth.journal.v1.Sandbox
 	(*Retirement)(nil),  // 6: berth.journal.v1.Retirement
-	(*Session)(nil),     // 7: berth.journal.v1.Session
-	(*Declaration)(nil), // 8: berth.journal.v1.Declaration
-	nil,                 // 9: berth.journal.v1.Sandbox.MetadataEntry
+	(*Violations)(nil),  // 7: berth.journal.v1.Violations
+	(*Session)(nil),     // 8: berth.journal.v1.Session
+	(*Declaration)(nil), // 9: berth.journal.v1.Declaration
+	nil,                 // 10: berth.journal.v1.Sandbox.MetadataEntry
 }
 var file_api_journal_v1_journal_proto_depIdxs = []int32{
-	5, // 0: berth.journal.v1.Record.sandbox:type_name -> berth.journal.v1.Sandbox
-	6, // 1: berth.journal.v1.Record.retirement:type_name -> berth.journal.v1.Retirement
-	7, // 2: berth.journal.v1.Record.session:type_name -> berth.journal.v1.Session
-	9, // 3: berth.journal.v1.Sandbox.metadata:type_name -> berth.journal.v1.Sandbox.MetadataEntry
-	1, // 4: berth.journal.v1.Sandbox.phase:type_name -> berth.journal.v1.Phase
-	0, // 5: berth.journal.v1.Sandbox.access:type_name -> berth.journal.v1.Access
-	8, // 6: berth.journal.v1.Session.declared:type_name -> berth.journal.v1.Declaration
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	5,  // 0: berth.journal.v1.Record.sandbox:type_name -> berth.journal.v1.Sandbox
+	6,  // 1: berth.journal.v1.Record.retirement:type_name -> berth.journal.v1.Retirement
+	8,  // 2: berth.journal.v1.Record.session:type_name -> berth.journal.v1.Session
+	7,  // 3: berth.journal.v1.Record.violations:type_name -> berth.journal.v1.Violations
+	10, // 4: berth.journal.v1.Sandbox.metadata:type_name -> berth.journal.v1.Sandbox.MetadataEntry
+	1,  // 5: berth.journal.v1.Sandbox.phase:type_name -> berth.journal.v1.Phase
+	0,  // 6: berth.journal.v1.Sandbox.access:type_name -> berth.journal.v1.Access
+	9,  // 7: berth.journal.v1.Session.declared:type_name -> berth.journal.v1.Declaration
+	8,  // [8:8] is the sub-list for method output_type
+	8,  // [8:8] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_api_journal_v1_journal_proto_init() }
@@ -1078,6 +1148,7 @@ func file_api_journal_v1_journal_proto_init() {
 		(*Record_Sandbox)(nil),
 		(*Record_Retirement)(nil),
 		(*Record_Session)(nil),
+		(*Record_Violations)(nil),
 	}
 	file_api_journal_v1_journal_proto_msgTypes[3].OneofWrappers = []any{}
 	type x struct{}
@@ -1086,7 +1157,7 @@ func file_api_journal_v1_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_journal_v1_journal_proto_rawDesc), len(file_api_journal_v1_journal_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
