@@ -2,6 +2,8 @@ package guard
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -86,38 +88,17 @@ func (g *Guard) check(e core.Effect) (instead core.Effect, all []Violation) {
 	case core.Write:
 		return g.checkWrite(e)
 	case core.DeletePod:
-		return nil, g.checkPod(e.Pod)
+		all = g.checkPod(e.Pod)
 	case core.RecyclePod:
-		if all = g.checkPod(e.Pod); len(all) > 0 {
-			all[0].Pool = e.Pool
-		}
-		return nil, all
+		all = g.checkPod(e.Pod)
 	case core.SendSnapshot:
 		return g.checkSnapshot(e)
 	case core.SendRoute:
-		id, s, v := g.receives(e.Stream)
-		if len(v) > 0 {
-			return core.CloseStream{Stream: e.Stream}, v
-		}
-		s.sequence = e.Sequence
-		sb, v := g.known(&e.Sandbox, true)
-		if len(v) > 0 {
-			return core.SendRelease{Stream: e.Stream, Sequence: e.Sequence}, v
-		}
-		g.routed(id, sb)
+		return g.checkRoute(e.Stream, &e.Sandbox, e.Sequence)
 	case core.SendResolved:
-		if e.Sandbox == nil {
-			return nil, nil
+		if e.Sandbox != nil {
+			return g.checkRoute(e.Stream, e.Sandbox, 0)
 		}
-		id, _, v := g.receives(e.Stream)
-		if len(v) > 0 {
-			return core.CloseStream{Stream: e.Stream}, v
-		}
-		sb, v := g.known(e.Sandbox, true)
-		if len(v) > 0 {
-			return nil, v
-		}
-		g.routed(id, sb)
 	case core.SendRelease:
 		if s := g.sessions[g.streams[e.Stream].session]; s != nil && s.sent == e.Stream {
 			s.sequence, s.owed = e.Sequence, append(s.owed, message{e.Sequence, e.IDs})
@@ -127,14 +108,17 @@ func (g *Guard) check(e core.Effect) (instead core.Effect, all []Violation) {
 			s.open = 0
 		}
 	case core.Claimed:
-		_, all = g.known(&e.Sandbox, e.Sandbox.Phase == core.Running)
-		return core.ClaimRefused{Token: e.Token}, all
+		if _, all = g.known(&e.Sandbox, e.Sandbox.Phase == core.Running); len(all) > 0 {
+			instead = core.ClaimRefused{Token: e.Token}
+		}
 	case core.BatchClaimed:
 		for i := range e.Sandboxes {
 			_, v := g.known(&e.Sandboxes[i], e.Sandboxes[i].Phase == core.Running)
 			all = append(all, v...)
 		}
-		return core.ClaimRefused{Token: e.Token}, all
+		if len(all) > 0 {
+			instead = core.ClaimRefused{Token: e.Token}
+		}
 	case core.Configure:
 		_, all = g.known(&e.Sandbox, false)
 	case core.StartSandbox:
@@ -148,32 +132,26 @@ func (g *Guard) check(e core.Effect) (instead core.Effect, all []Violation) {
 			delete(g.retired, idOf(pod))
 		}
 	}
-	return nil, all
+	return instead, all
 }
 
 // checkWrite checks what is handed to the writer. Facts that are joined to one with a violation are withheld too.
 func (g *Guard) checkWrite(e core.Write) (instead core.Effect, all []Violation) {
-	for first := 0; first < len(e.Facts); {
-		after := first + 1
-		for after < len(e.Facts) && e.Facts[after].Joined {
-			after++
+	g.writing = make([]core.Fact, 0, len(e.Facts))
+	for rest := e.Facts; len(rest) > 0; {
+		n, found := 1, g.checkFact(rest[0])
+		for ; n < len(rest) && rest[n].Joined; n++ {
+			found = append(found, g.checkFact(rest[n])...)
 		}
-		var found []Violation
-		for _, f := range e.Facts[first:after] {
-			found = append(found, g.checkFact(f)...)
+		if len(found) == 0 {
+			g.writing = append(g.writing, rest[:n]...)
 		}
-		if len(found) == 0 && len(all) > 0 {
-			g.writing = append(g.writing, e.Facts[first:after]...)
-		} else if len(found) > 0 && len(all) == 0 {
-			g.writing = append([]core.Fact(nil), e.Facts[:first]...)
-		}
-		all = append(all, found...)
-		first = after
+		all, rest = append(all, found...), rest[n:]
 	}
-	if len(all) == 0 {
-		g.writing = e.Facts
+	if len(all) > 0 {
+		instead = core.Write{Facts: g.writing}
 	}
-	return core.Write{Facts: g.writing}, all
+	return instead, all
 }
 
 func (g *Guard) checkFact(f core.Fact) []Violation {
@@ -238,6 +216,24 @@ func (g *Guard) receives(stream uint64) (id string, s *session, v []Violation) {
 	return j.session, s, g.violation(SessionDurable, "session "+j.session, what, core.PoolKey{}, nil)
 }
 
+// checkRoute checks the route of a sandbox that is sent in a message with a sequence; 0: it has none. A message without
+// a release takes the place of one with a sequence, because a router ends a stream with a gap.
+func (g *Guard) checkRoute(stream uint64, of *core.Sandbox, sequence uint64) (instead core.Effect, all []Violation) {
+	id, s, all := g.receives(stream)
+	if len(all) > 0 {
+		return core.CloseStream{Stream: stream}, all
+	}
+	s.sequence = max(s.sequence, sequence)
+	sb, all := g.known(of, true)
+	switch {
+	case len(all) == 0:
+		g.routed(id, sb)
+	case sequence > 0:
+		instead = core.SendRelease{Stream: stream, Sequence: sequence}
+	}
+	return instead, all
+}
+
 // checkSnapshot checks the first message of a stream. Its acknowledgement ends every wait for the session but those for
 // its routes.
 func (g *Guard) checkSnapshot(e core.SendSnapshot) (instead core.Effect, all []Violation) {
@@ -245,21 +241,11 @@ func (g *Guard) checkSnapshot(e core.SendSnapshot) (instead core.Effect, all []V
 	if len(all) > 0 {
 		return core.CloseStream{Stream: e.Stream}, all
 	}
-	routes := e.Routes
-	var stays map[string]bool // routes to released sandboxes
-	for i := range routes {
-		sb, v := g.known(&routes[i], true)
-		switch {
-		case len(v) > 0 && len(all) == 0:
-			e.Routes = append([]core.Sandbox(nil), routes[:i]...)
-		case len(v) == 0 && len(all) > 0:
-			e.Routes = append(e.Routes, routes[i])
-		}
+	stays := map[string]bool{} // routes to released sandboxes
+	for i := range e.Routes {
+		sb, v := g.known(&e.Routes[i], true)
 		if all = append(all, v...); len(v) == 0 && sb.released {
 			g.routed(id, sb)
-			if stays == nil {
-				stays = map[string]bool{}
-			}
 			stays[sb.id] = true
 		}
 	}
@@ -270,7 +256,14 @@ func (g *Guard) checkSnapshot(e core.SendSnapshot) (instead core.Effect, all []V
 		}
 	}
 	s.routed, s.sent, s.sequence, s.owed = true, e.Stream, e.Sequence, []message{{e.Sequence, over}}
-	return e, all
+	if len(all) > 0 {
+		e.Routes = slices.DeleteFunc(slices.Clone(e.Routes), func(s core.Sandbox) bool {
+			_, v := g.known(&s, true)
+			return len(v) > 0
+		})
+		instead = e
+	}
+	return instead, all
 }
 
 // known checks that the binding of a sandbox is durable. running: so is its start.
@@ -303,7 +296,7 @@ func (g *Guard) dump(sb *sandbox) string {
 	if sb.fence == nil {
 		return b.String()
 	}
-	waits := sb.fence.waits()
+	waits := slices.Sorted(maps.Keys(sb.fence.waiting))
 	if len(waits) == 0 {
 		fmt.Fprintf(&b, ", no session is waited for since %v", g.now-sb.fence.clearedAt)
 	}
@@ -312,10 +305,7 @@ func (g *Guard) dump(sb *sandbox) string {
 			fmt.Fprintf(&b, ", and %d others", len(waits)-i)
 			break
 		}
-		s := g.sessions[id]
-		if s == nil {
-			s = &session{}
-		}
+		s := g.session(id)
 		fmt.Fprintf(&b, ", waits for session %s on stream %d, sent up to %d", id, s.open, s.sequence)
 	}
 	return b.String()

@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -304,13 +303,4 @@ func (g *Guard) forget(id string) {
 	if g.pods[sb.pod] == sb {
 		delete(g.pods, sb.pod)
 	}
-}
-
-// waits lists the sessions that a fence waits for.
-func (f *fence) waits() (all []string) {
-	for id := range f.waiting {
-		all = append(all, id)
-	}
-	slices.SortFunc(all, cmp.Compare)
-	return all
 }
