@@ -132,6 +132,10 @@ func (a *Allocator) lead(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
+	case <-t.loop.done:
+		if ctx.Err() == nil { // a violation has ended it
+			err = awaitEnd(ctx, failed)
+		}
 	}
 	a.setTerm(nil)
 	t.events.Close()

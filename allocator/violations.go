@@ -50,7 +50,8 @@ func recent(ended []time.Time, now time.Time) (all []time.Time) {
 // violated acts on the violations of one step. It returns false if the term ends.
 func (t *term) violated(all []guard.Violation) bool {
 	if !t.withholds {
-		t.journal.violations <- all[0] // never blocks: the loop ends
+		t.logViolation("an assertion is violated: the violating effect is not carried out, and the term ends, see docs/operations.md", all[0])
+		close(t.journal.violated)
 		return false
 	}
 	for _, v := range all {
@@ -61,22 +62,19 @@ func (t *term) violated(all []guard.Violation) bool {
 			}
 			t.a.metrics.withheld.WithLabelValues(v.Assertion).Inc()
 			t.a.watches.pools.Withhold(v.Pool, v.Subject+": "+v.What)
-			t.log.Error("an assertion is violated: what violates it is not carried out, everything else is served, see docs/operations.md", violationFields(v)...)
+			t.logViolation("an assertion is violated: the violating effect is not carried out, and everything else is served, see docs/operations.md", v)
 		}
 	}
 	return true
 }
 
-func violationFields(v guard.Violation) []zap.Field {
-	return []zap.Field{
-		zap.String("assertion", v.Assertion), zap.String("subject", v.Subject), zap.String("pool", v.Pool.Name),
-		zap.String("violation", v.What), zap.String("dump", v.Dump),
-	}
+func (t *term) logViolation(message string, v guard.Violation) {
+	t.log.Error(message, zap.String("assertion", v.Assertion), zap.String("subject", v.Subject), zap.String("pool", v.Pool.Name),
+		zap.String("violation", v.What), zap.String("dump", v.Dump))
 }
 
 // endViolated records the end of a term because of a violation, and returns the error that ends it.
-func (w *journalWriter) endViolated(ctx context.Context, v guard.Violation) error {
-	w.logger.Error("an assertion is violated: the violating effect is not carried out and the term ends, see docs/operations.md", violationFields(v)...)
+func (w *journalWriter) endViolated(ctx context.Context) error {
 	ended := &journalv1.Violations{}
 	for _, at := range append(w.ended, w.wall()) {
 		ended.EndedAt = append(ended.EndedAt, micros(at))
@@ -87,4 +85,16 @@ func (w *journalWriter) endViolated(ctx context.Context, v guard.Violation) erro
 		err = w.log.Commit(ctx, []journal.Record{{Key: m.GetKey(), Term: m.GetTerm(), Raw: raw}})
 	}
 	return errors.Join(errViolated, err)
+}
+
+// awaitEnd waits for the record of the end of a term that was violated, whose loop has ended.
+func awaitEnd(ctx context.Context, failed <-chan error) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-failed:
+		return err
+	case <-time.After(endWait): // the lease must not be kept for a journal that does not answer
+		return errViolated
+	}
 }

@@ -3,6 +3,7 @@ package allocator
 import (
 	"io"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -94,5 +95,27 @@ func TestViolatingEffectIsNeverCarriedOutAndEndsTheTerm(t *testing.T) {
 		require.Zero(t, tm.journal.log.Stats().UnsettledBytes)
 		stop()
 		require.NoError(t, <-done)
+	})
+}
+
+// Invariant: P11
+func TestViolationEndsTheTermWithoutTheJournal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := newMemoryAPI()
+		var refuses atomic.Bool
+		a := newReplica(t, api, func(o *Options) {
+			o.Clients = fakeAPI(func(r *http.Request) (int, any) {
+				if refuses.Load() && r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/journalslots/") {
+					return 403, nil
+				}
+				return api.answer(r)
+			}).clients(t)
+		})
+		tm, _, done := start(t, a)
+		refuses.Store(true)
+		began := time.Now()
+		decides(t, tm, violating)
+		require.ErrorIs(t, <-done, errViolated)
+		require.Equal(t, endWait, time.Since(began).Round(time.Second), "the journal was refused for so long")
 	})
 }

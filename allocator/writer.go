@@ -10,7 +10,6 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/berth-sandbox/berth/allocator/core"
-	"github.com/berth-sandbox/berth/allocator/guard"
 	"github.com/berth-sandbox/berth/allocator/journal"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/internal/wait"
@@ -34,11 +33,11 @@ type journalWriter struct {
 	// restored holds one term: the highest one that was seen of a journal that was restored from a
 	// backup.
 	restored chan uint64
-	// violations holds one violation, which ends the term. ended is when earlier terms have ended so a short while
-	// ago, and wall the clock of such times.
-	violations chan guard.Violation
-	ended      []time.Time
-	wall       func() time.Time
+	// violated is closed when a violation ends the term. ended is when earlier terms have ended so a short while ago,
+	// and wall the clock of such times.
+	violated chan struct{}
+	ended    []time.Time
+	wall     func() time.Time
 	// suspects holds one list of slots that another client may have written to.
 	suspects chan []int
 	// maxStale is the longest of the allocators and of all routers that this leader has found in the
@@ -54,7 +53,7 @@ type journalWriter struct {
 
 func newJournalWriter(log *journal.Log, bytesPerSecond int, submit func(core.Event), m *metrics, logger *zap.Logger) *journalWriter {
 	return &journalWriter{
-		log: log, facts: make(chan []core.Fact, 1), restored: make(chan uint64, 1), suspects: make(chan []int, 1), violations: make(chan guard.Violation, 1), submit: submit, metrics: m, logger: logger,
+		log: log, facts: make(chan []core.Fact, 1), restored: make(chan uint64, 1), suspects: make(chan []int, 1), violated: make(chan struct{}), submit: submit, metrics: m, logger: logger,
 		bytes: rate.NewLimiter(rate.Limit(bytesPerSecond), burstSeconds*bytesPerSecond),
 	}
 }
@@ -69,8 +68,8 @@ func (w *journalWriter) run(ctx context.Context) error {
 			return nil
 		case term := <-w.restored:
 			return w.renew(ctx, term)
-		case v := <-w.violations:
-			return w.endViolated(ctx, v)
+		case <-w.violated:
+			return w.endViolated(ctx)
 		case slots := <-w.suspects:
 			if err := w.repair(ctx, slots); err != nil {
 				return err
