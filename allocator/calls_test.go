@@ -20,6 +20,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/pools"
@@ -94,7 +95,7 @@ func TestClaimAnsweredDuringCancellationIsReleased(t *testing.T) {
 				require.True(t, delivered)
 				require.Empty(t, tm.loop.in)
 			case delivered:
-				require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: core.ReasonCanceled}, <-tm.loop.in)
+				require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: fact.ReasonCanceled}, <-tm.loop.in)
 			default: // the loop releases it
 				require.Equal(t, core.ClaimAbandoned{Token: claim.Token}, <-tm.loop.in)
 			}
@@ -134,7 +135,7 @@ func TestClaimThatNobodyTakesIsReleased(t *testing.T) {
 				synctest.Wait()
 				select {
 				case ev := <-tm.loop.in:
-					require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: id, Reason: core.ReasonCanceled}, ev)
+					require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: id, Reason: fact.ReasonCanceled}, ev)
 				default:
 					require.Fail(t, "it is not released", id)
 				}
@@ -177,7 +178,7 @@ func TestCallsFailWithNotLeaderWhenTheTermEnds(t *testing.T) {
 		a, tm := leading(t)
 		calls := map[string]func() error{
 			"claim":    func() error { _, err := a.Claim(t.Context(), "python", core.Claim{}); return err },
-			"release":  func() error { _, _, err := a.Release(t.Context(), "k3x9", core.ReasonKilled); return err },
+			"release":  func() error { _, _, err := a.Release(t.Context(), "k3x9", fact.ReasonKilled); return err },
 			"sandbox":  func() error { _, _, err := a.Sandbox(t.Context(), "k3x9"); return err },
 			"list":     func() error { _, err := a.List(t.Context(), rest.Query{Live: true}); return err },
 			"fences":   func() error { _, _, err := a.Fences(t.Context(), 1); return err },
@@ -302,7 +303,7 @@ func TestKeyedClaimSurvivesItsCancelledCaller(t *testing.T) {
 		tm.releaseUncollected(core.Sandbox{Binding: core.Binding{ID: "k3x9", IdempotencyKey: "k"}})
 		require.Empty(t, tm.loop.in)
 		tm.releaseUncollected(core.Sandbox{Binding: core.Binding{ID: "k3x9"}})
-		require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: core.ReasonCanceled}, <-tm.loop.in)
+		require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: fact.ReasonCanceled}, <-tm.loop.in)
 	})
 }
 
@@ -347,8 +348,8 @@ func TestCloseAnswersWaitingClaims(t *testing.T) {
 }
 
 func TestRefusedClaimsNameTheReason(t *testing.T) {
-	gone := core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Cause: core.Cause{Reason: core.ReasonEndTime}}
-	failed := core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Cause: core.Cause{Reason: core.ReasonStartFailed, Message: "it answered 500"}}
+	gone := core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Cause: core.Cause{Reason: fact.ReasonEndTime}}
+	failed := core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Cause: core.Cause{Reason: fact.ReasonStartFailed, Message: "it answered 500"}}
 	for _, c := range []struct {
 		refused core.ClaimRefused
 		code    int

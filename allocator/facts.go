@@ -77,77 +77,91 @@ func fromRecord(r journal.Record, namespace string) (core.Fact, bool, error) {
 		return core.Fact{}, false, fmt.Errorf("journal record %s: %w", r.Key, err)
 	}
 	f := core.Fact{Revision: core.Revision{Term: r.Term, Counter: r.Counter}}
+	var err error
 	switch state := m.GetState().(type) {
 	case *journalv1.Record_Sandbox:
-		s := state.Sandbox
-		sandbox := &core.SandboxFact{Ungranted: int(s.GetUngranted()), Sandbox: core.Sandbox{
-			Binding: core.Binding{
-				ID:        strings.TrimPrefix(r.Key, sandboxPrefix),
-				ClaimedAt: moment(s.GetClaimedAt()), EndAt: moment(s.GetEndAt()), Metadata: s.GetMetadata(),
-				LifetimeEnd: moment(s.GetLifetimeEnd()), StartBy: moment(s.GetStartBy()),
-				IdleTimeout: time.Duration(s.GetIdleTimeout()) * time.Microsecond, MinBytes: s.GetMinBytesPerMinute(),
-				Team: s.GetTeam(), User: s.GetUser(), IdempotencyKey: s.GetIdempotencyKey(), Batch: s.GetBatch(),
-				MaskHost: s.GetMaskHost(), Agent: core.Agent{Port: uint16(s.GetAgentPort()), Public: s.GetAgentPublic()},
-			},
-			Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
-			Pod:         fact.PodKeyOf(namespace, s.GetPodName(), s.GetPodUid()),
-			DefaultPort: uint16(s.GetDefaultPort()), Restarts: int(s.GetRestarts()), Revision: f.Revision,
-			StartedAt: moment(s.GetStartedAt()), ReleasedAt: moment(s.GetReleasedAt()),
-			Cause: core.Cause{Reason: s.GetReason(), Message: s.GetMessage(), ExitCode: s.ExitCode},
-		}}
-		copy(sandbox.RequestHash[:], s.GetRequestHash())
-		for _, p := range s.GetPorts() {
-			sandbox.Ports = append(sandbox.Ports, uint16(p))
-		}
-		for _, p := range s.GetHttpsPorts() {
-			sandbox.HTTPSPorts = append(sandbox.HTTPSPorts, uint16(p))
-		}
-		if sandbox.Access = core.Access(s.GetAccess()); !sandbox.Access.Known() { // public would open the sandbox
-			return core.Fact{}, false, fmt.Errorf("journal record %s: unknown access %v", r.Key, s.GetAccess())
-		}
-		var err error
-		if sandbox.IP, err = addressOf(r.Key, s.GetPodIp()); err != nil {
-			return core.Fact{}, false, err
-		}
-		for phase, encoded := range phases {
-			if encoded == s.GetPhase() {
-				sandbox.Phase = phase
-			}
-		}
-		if sandbox.Phase == 0 {
-			return core.Fact{}, false, fmt.Errorf("journal record %s: unknown phase %v", r.Key, s.GetPhase())
-		}
-		f.Subject = sandbox
+		f.Subject, err = sandboxOf(r.Key, namespace, state.Sandbox, f.Revision)
 	case *journalv1.Record_Retirement:
-		retired := &core.RetirementFact{
-			Pod: fact.PodKeyOf(namespace, state.Retirement.GetPodName(), strings.TrimPrefix(r.Key, podPrefix)), After: state.Retirement.GetAfter(),
-		}
-		for _, raw := range state.Retirement.GetPodIps() {
-			ip, err := addressOf(r.Key, raw)
-			if err != nil {
-				return core.Fact{}, false, err
-			}
-			retired.At = append(retired.At, ip)
-		}
-		f.Subject = retired
+		f.Subject, err = retirementOf(r.Key, namespace, state.Retirement)
 	case *journalv1.Record_Session:
-		s := state.Session
-		session := &core.SessionFact{
-			ID: strings.TrimPrefix(r.Key, sessionPrefix), From: s.GetFrom(), Left: s.GetLeft(), Earlier: s.GetEarlier(),
-			MaxStale: time.Duration(s.GetMaxStaleNanos()), Longer: m.GetFormat() >= longerFormat,
-		}
-		copy(session.Gateway[:], s.GetGatewayHash())
-		if session.MaxStale == 0 && !session.Earlier { // every leader adds its own value to those of an earlier journal
-			session.MaxStale, session.Assumed = unknownMaxStale, true
-		}
-		f.Subject = session
-		if d := s.GetDeclared(); d != nil {
-			session.Declared = &core.Declaration{By: d.GetBy(), Reason: d.GetReason(), At: moment(d.GetAt())}
-		}
+		f.Subject = sessionOf(r.Key, state.Session, m.GetFormat())
 	default:
 		return core.Fact{}, false, nil
 	}
+	if err != nil {
+		return core.Fact{}, false, fmt.Errorf("journal record %s: %w", r.Key, err)
+	}
 	return f, true, nil
+}
+
+func sandboxOf(key, namespace string, s *journalv1.Sandbox, revision core.Revision) (*core.SandboxFact, error) {
+	sandbox := &core.SandboxFact{Ungranted: int(s.GetUngranted()), Sandbox: core.Sandbox{
+		Binding: core.Binding{
+			ID:        strings.TrimPrefix(key, sandboxPrefix),
+			ClaimedAt: moment(s.GetClaimedAt()), EndAt: moment(s.GetEndAt()), Metadata: s.GetMetadata(),
+			LifetimeEnd: moment(s.GetLifetimeEnd()), StartBy: moment(s.GetStartBy()),
+			IdleTimeout: time.Duration(s.GetIdleTimeout()) * time.Microsecond, MinBytes: s.GetMinBytesPerMinute(),
+			Team: s.GetTeam(), User: s.GetUser(), IdempotencyKey: s.GetIdempotencyKey(), Batch: s.GetBatch(),
+			MaskHost: s.GetMaskHost(), Agent: core.Agent{Port: uint16(s.GetAgentPort()), Public: s.GetAgentPublic()},
+		},
+		Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
+		Pod:         fact.PodKeyOf(namespace, s.GetPodName(), s.GetPodUid()),
+		DefaultPort: uint16(s.GetDefaultPort()), Restarts: int(s.GetRestarts()), Revision: revision,
+		StartedAt: moment(s.GetStartedAt()), ReleasedAt: moment(s.GetReleasedAt()),
+		Cause: core.Cause{Reason: s.GetReason(), Message: s.GetMessage(), ExitCode: s.ExitCode},
+	}}
+	copy(sandbox.RequestHash[:], s.GetRequestHash())
+	for _, p := range s.GetPorts() {
+		sandbox.Ports = append(sandbox.Ports, uint16(p))
+	}
+	for _, p := range s.GetHttpsPorts() {
+		sandbox.HTTPSPorts = append(sandbox.HTTPSPorts, uint16(p))
+	}
+	if sandbox.Access = core.Access(s.GetAccess()); !sandbox.Access.Known() { // public would open the sandbox
+		return nil, fmt.Errorf("unknown access %v", s.GetAccess())
+	}
+	var err error
+	if sandbox.IP, err = addressOf(s.GetPodIp()); err != nil {
+		return nil, err
+	}
+	for phase, encoded := range phases {
+		if encoded == s.GetPhase() {
+			sandbox.Phase = phase
+		}
+	}
+	if sandbox.Phase == 0 {
+		return nil, fmt.Errorf("unknown phase %v", s.GetPhase())
+	}
+	return sandbox, nil
+}
+
+func retirementOf(key, namespace string, s *journalv1.Retirement) (*core.RetirementFact, error) {
+	retired := &core.RetirementFact{
+		Pod: fact.PodKeyOf(namespace, s.GetPodName(), strings.TrimPrefix(key, podPrefix)), After: s.GetAfter(),
+	}
+	for _, raw := range s.GetPodIps() {
+		ip, err := addressOf(raw)
+		if err != nil {
+			return nil, err
+		}
+		retired.At = append(retired.At, ip)
+	}
+	return retired, nil
+}
+
+func sessionOf(key string, s *journalv1.Session, format uint32) *core.SessionFact {
+	session := &core.SessionFact{
+		ID: strings.TrimPrefix(key, sessionPrefix), From: s.GetFrom(), Left: s.GetLeft(), Earlier: s.GetEarlier(),
+		MaxStale: time.Duration(s.GetMaxStaleNanos()), Longer: format >= longerFormat,
+	}
+	copy(session.Gateway[:], s.GetGatewayHash())
+	if session.MaxStale == 0 && !session.Earlier { // every leader adds its own value to those of an earlier journal
+		session.MaxStale, session.Assumed = unknownMaxStale, true
+	}
+	if d := s.GetDeclared(); d != nil {
+		session.Declared = &core.Declaration{By: d.GetBy(), Reason: d.GetReason(), At: moment(d.GetAt())}
+	}
+	return session
 }
 
 // keyOf returns the key of the records about a thing.
@@ -190,10 +204,10 @@ func addresses(all []netip.Addr) [][]byte {
 	return encoded
 }
 
-func addressOf(key string, raw []byte) (netip.Addr, error) {
+func addressOf(raw []byte) (netip.Addr, error) {
 	ip, ok := netip.AddrFromSlice(raw)
 	if !ok {
-		return netip.Addr{}, fmt.Errorf("journal record %s: %d bytes are not an IP address", key, len(raw))
+		return netip.Addr{}, fmt.Errorf("%d bytes are not an IP address", len(raw))
 	}
 	return ip, nil
 }

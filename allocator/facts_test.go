@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/journal"
 	journalv1 "github.com/berth-sandbox/berth/api/journal/v1"
 )
@@ -139,7 +140,7 @@ func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 		},
 		Pool: core.PoolKey{Namespace: "ns", Name: "python"}, Pod: core.PodKey{Namespace: "ns", Name: "python-x7k2", UID: "uid"}, IP: netip.MustParseAddr("10.244.1.7"),
 		DefaultPort: 8080, Ports: []uint16{22, 8080}, Restarts: 3, Phase: core.Released, StartedAt: at.Add(2e3), ReleasedAt: at.Add(4e3),
-		Cause:      core.Cause{Reason: core.ReasonOOMKilled, Message: "container main: exit code 137 OOMKilled", ExitCode: new(int32(137))},
+		Cause:      core.Cause{Reason: fact.ReasonOOMKilled, Message: "container main: exit code 137 OOMKilled", ExitCode: new(int32(137))},
 		LastActive: at.Add(5e3), Workload: &core.Workload{Images: []string{"python:3"}}, Revision: core.Revision{Term: 3, Counter: 41},
 	}
 	for _, v := range []reflect.Value{reflect.ValueOf(full), reflect.ValueOf(full.Binding)} {

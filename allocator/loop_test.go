@@ -159,7 +159,7 @@ func TestEffectsRunInOrderBeforeTheNextEvent(t *testing.T) {
 	l.Submit(core.SessionPing{Session: "s", Stream: 1, Nonce: 1})
 	require.Empty(t, known(t, l)) // all of them were taken before this
 	stop()
-	require.Equal(t, []string{"core.CreatePod", "core.Write", "core.SendSnapshot", "core.SendPong"}, done)
+	require.Equal(t, []string{"step.CreatePod", "step.Write", "step.SendSnapshot", "step.SendPong"}, done)
 }
 
 // A bare loop has nothing but its ticks to notice a deadline by.

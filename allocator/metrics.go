@@ -92,6 +92,11 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 	for _, a := range guard.Assertions {
 		m.withheld.WithLabelValues(a)
 	}
+	return m, m.register(reg, a)
+}
+
+// register registers the metrics, and those that are read from the term when they are asked for.
+func (m *metrics) register(reg prometheus.Registerer, a *Allocator) error {
 	counter := func(name, help string, value func(journal.Stats) uint64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
 			t, err := a.leadingTerm()
@@ -130,10 +135,10 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		gauge("berth_allocator_projection_lag_seconds", "Age of the oldest waiting Sandbox object. New claims are refused above 30 s.", func(t *term) float64 { return t.objects.Backlog().Lag.Seconds() }),
 	} {
 		if err := reg.Register(c); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return m, nil
+	return nil
 }
 
 // censusTeams bounds the teams that have series.

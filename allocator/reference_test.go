@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/tools/docs"
@@ -23,7 +24,7 @@ func TestMetricReferenceIsTheGoldenFile(t *testing.T) {
 
 func TestReasonReferenceIsTheGoldenFile(t *testing.T) {
 	table := "| reason | when | what to do |\n|---|---|---|\n"
-	for _, r := range core.Reasons {
+	for _, r := range fact.Reasons {
 		table += fmt.Sprintf("| `%s` | %s | %s |\n", r.Reason, r.When, r.Next)
 	}
 	docs.Section(t, "docs/reference/reasons.md", "reasons", table)
@@ -57,7 +58,7 @@ func TestTableOfRefusalsIsTheGoldenFile(t *testing.T) {
 	}
 	table := "| of a | reason | when | answer to the caller |\n|---|---|---|---|\n"
 	found := 0
-	constants := docs.Constants(t, "allocator/core")
+	constants := docs.Constants(t, "allocator/core/step")
 	for _, c := range constants {
 		if c.Type != "Refusal" {
 			continue

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/internal/bootclock"
@@ -185,8 +186,8 @@ func acting(t *testing.T) (*term, func()) {
 	for _, w := range []**workers{&tm.creates, &tm.deletes, &tm.other, &tm.callbacks, &tm.lines, &tm.found} {
 		*w = newWorkers(tm.log)
 	}
-	tm.hooks = newHooks(tm.start, itself)
-	tm.inits = newHooks(tm.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
+	tm.hooks = newPodCalls(tm.start, itself)
+	tm.inits = newPodCalls(tm.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	for _, w := range []*workers{tm.creates, tm.deletes, tm.other, tm.callbacks, tm.lines, tm.found} {
@@ -235,7 +236,7 @@ func TestUncollectedClaimIsReleased(t *testing.T) {
 		tm.do(core.Claimed{Token: token, Sandbox: starting("python", "k3x9")})
 		synctest.Wait()
 		require.Len(t, tm.loop.in, 1, "it lives without an owner until its end")
-		require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: core.ReasonCanceled}, <-tm.loop.in)
+		require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: fact.ReasonCanceled}, <-tm.loop.in)
 	})
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/guard"
 	"github.com/berth-sandbox/berth/allocator/journal"
@@ -55,8 +56,8 @@ type term struct {
 	objects   *sandboxobjects.Writer
 	noCRD     atomic.Bool // objects has met sandboxobjects.ErrNoCRD at the last look of watchPressure
 	headStart headStart
-	hooks     *hooks[core.Sandbox]
-	inits     *hooks[core.Configure]
+	hooks     *podCalls[core.Sandbox]
+	inits     *podCalls[core.Configure]
 	creates   *workers
 	deletes   *workers
 	other     *workers
@@ -220,8 +221,8 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.callbacks, &t.lines, &t.found, &t.logs} {
 		*w = newWorkers(t.log)
 	}
-	t.hooks = newHooks(t.start, func(s core.Sandbox) core.Sandbox { return s })
-	t.inits = newHooks(t.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
+	t.hooks = newPodCalls(t.start, func(s core.Sandbox) core.Sandbox { return s })
+	t.inits = newPodCalls(t.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
 	t.loop = newLoop(c, guard.New(a.o.ConnectWindow), a.o.WallClock, t.do)
 	t.loop.violated = t.violated
 	k := a.o.Clients
@@ -332,9 +333,13 @@ const maxUnreadable = 10
 
 // do carries out an effect. The loop calls it; it never blocks.
 func (t *term) do(e core.Effect) {
-	if t.a.control.Deliver(t.number, e) {
-		return
+	if !t.a.control.Deliver(t.number, e) && !t.write(e) {
+		t.tell(e)
 	}
+}
+
+// write queues what an effect has to change: the journal, pods, objects, agents. It returns false for other effects.
+func (t *term) write(e core.Effect) bool {
 	switch e := e.(type) {
 	case core.Write:
 		t.journal.facts <- e.Facts // never blocks: one core.Write is under way at a time
@@ -360,16 +365,6 @@ func (t *term) do(e core.Effect) {
 			t.create(ctx, e)
 			return nil // the core creates another one
 		})
-	case core.IdlePodFailed:
-		t.a.metrics.podFailures.WithLabelValues(e.Failure.Reason).Inc()
-		t.lines.add("log", func(ctx context.Context) error {
-			t.headStart.wait(ctx)
-			t.log.Warn("idle pod failed and is replaced", zap.String("pool", e.Pool.Name), zap.String("pod", e.Pod.Name),
-				zap.String("reason", e.Failure.Reason), zap.String("why", e.Failure.Why))
-			return nil
-		})
-	case core.RecycleEnded:
-		t.a.metrics.recycles.WithLabelValues(e.Outcome).Inc()
 	case core.PoolDrained:
 		t.other.add("remove finalizer of a pool", func(ctx context.Context) error { return t.a.watches.pools.Drained(ctx, e.Key) })
 	case core.DeleteObject:
@@ -389,6 +384,15 @@ func (t *term) do(e core.Effect) {
 		t.hooks.add(e.Sandbox)
 	case core.Configure:
 		t.inits.add(e)
+	default:
+		return false
+	}
+	return true
+}
+
+// tell answers callers, and says in metrics, events and the log what has happened.
+func (t *term) tell(e core.Effect) {
+	switch e := e.(type) {
 	case core.Claimed:
 		if !t.answers.deliver(e.Token, e) {
 			// The caller was cancelled at this moment.
@@ -411,6 +415,16 @@ func (t *term) do(e core.Effect) {
 		t.answers.deliver(e.Token, e)
 	case core.SandboxCallAnswered:
 		t.answers.deliver(e.Token, e)
+	case core.IdlePodFailed:
+		t.a.metrics.podFailures.WithLabelValues(e.Failure.Reason).Inc()
+		t.lines.add("log", func(ctx context.Context) error {
+			t.headStart.wait(ctx)
+			t.log.Warn("idle pod failed and is replaced", zap.String("pool", e.Pool.Name), zap.String("pod", e.Pod.Name),
+				zap.String("reason", e.Failure.Reason), zap.String("why", e.Failure.Why))
+			return nil
+		})
+	case core.RecycleEnded:
+		t.a.metrics.recycles.WithLabelValues(e.Outcome).Inc()
 	case core.WouldReap:
 		t.a.metrics.wouldReap.Inc()
 		t.log.Info("dry run: an idle sandbox would be released", zap.String("sandboxID", sandboxid.Short(e.Sandbox.ID)),
@@ -429,20 +443,7 @@ func (t *term) do(e core.Effect) {
 		t.inits.drop(e.Sandbox)
 		t.publish(events.Released, e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
-		t.lines.add("log", func(ctx context.Context) error {
-			t.headStart.wait(ctx)
-			fields := []zap.Field{
-				zap.String("sandboxID", sandboxid.Short(e.Sandbox.ID)), zap.String("pod", e.Sandbox.Pod.Name), zap.String("reason", e.Sandbox.Reason),
-			}
-			if e.Sandbox.Message != "" {
-				fields = append(fields, zap.String("message", e.Sandbox.Message))
-			}
-			if e.Sandbox.ExitCode != nil {
-				fields = append(fields, zap.Int32("exitCode", *e.Sandbox.ExitCode))
-			}
-			t.log.Info("sandbox released", fields...)
-			return nil
-		})
+		t.logRelease(e.Sandbox)
 		t.callBack(t.a.o.OnSandboxReleased, e.Sandbox.ID)
 	case core.Acknowledged:
 		t.a.metrics.acknowledged.Observe(e.Took.Seconds())
@@ -451,6 +452,24 @@ func (t *term) do(e core.Effect) {
 	default:
 		panic(fmt.Sprintf("allocator: unknown effect %T", e))
 	}
+}
+
+// logRelease writes the line that says why a sandbox was released.
+func (t *term) logRelease(s core.Sandbox) {
+	t.lines.add("log", func(ctx context.Context) error {
+		t.headStart.wait(ctx)
+		fields := []zap.Field{
+			zap.String("sandboxID", sandboxid.Short(s.ID)), zap.String("pod", s.Pod.Name), zap.String("reason", s.Reason),
+		}
+		if s.Message != "" {
+			fields = append(fields, zap.String("message", s.Message))
+		}
+		if s.ExitCode != nil {
+			fields = append(fields, zap.Int32("exitCode", *s.ExitCode))
+		}
+		t.log.Info("sandbox released", fields...)
+		return nil
+	})
 }
 
 // maxLogTries is how often the log of a sandbox is read at most.
@@ -512,7 +531,7 @@ func (t *term) callBack(f func(context.Context, string), sandboxID string) {
 func (t *term) releaseUncollected(all ...core.Sandbox) {
 	for _, s := range all {
 		if s.IdempotencyKey == "" {
-			t.Submit(core.Release{Scope: core.Scope{All: true}, ID: s.ID, Reason: core.ReasonCanceled})
+			t.Submit(core.Release{Scope: core.Scope{All: true}, ID: s.ID, Reason: fact.ReasonCanceled})
 		}
 	}
 }

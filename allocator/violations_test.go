@@ -55,7 +55,7 @@ func TestViolatingEffectIsNeverCarriedOutAndEndsTheTerm(t *testing.T) {
 			lines := logs.FilterField(zap.String("assertion", guard.PodFenced)).All()
 			require.Len(t, lines, 1)
 			require.Equal(t, "pod python-1", lines[0].ContextMap()["subject"])
-			require.Contains(t, lines[0].ContextMap()["dump"], "core.DeletePod")
+			require.Contains(t, lines[0].ContextMap()["dump"], "step.DeletePod")
 		}
 
 		var written atomic.Value

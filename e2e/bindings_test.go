@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -96,7 +96,7 @@ func TestTwoRecordedPodsOfOneSandboxAreRefused(t *testing.T) {
 	})
 	e.eventually(func() error {
 		r, err := e.record(s.SandboxID)
-		if err == nil && (r.Status.Phase != v1alpha1.SandboxEnded || r.Status.Reason != core.ReasonDuplicate) {
+		if err == nil && (r.Status.Phase != v1alpha1.SandboxEnded || r.Status.Reason != fact.ReasonDuplicate) {
 			err = fmt.Errorf("%+v", r.Status)
 		}
 		return err

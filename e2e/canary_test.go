@@ -28,7 +28,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/berth-sandbox/berth/allocator/access"
-	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
@@ -175,7 +175,7 @@ func (c *canaries) thrownAway(s openapi.Sandbox) error {
 		err := c.clients.Berth.Get().Namespace(c.site.namespace()).Resource("sandboxes").Do(c.t.Context()).Into(&list)
 		if err != nil || slices.ContainsFunc(list.Items, func(one v1alpha1.Sandbox) bool {
 			return one.Spec.Pool == c.pool && one.Name != s.SandboxID &&
-				one.Status.Reason == core.ReasonConfigurationFailed && one.Status.Message != ""
+				one.Status.Reason == fact.ReasonConfigurationFailed && one.Status.Message != ""
 		}) {
 			return err
 		}

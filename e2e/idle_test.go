@@ -24,7 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/berth-sandbox/berth/agent/agentpb/process"
-	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
@@ -251,7 +251,7 @@ func TestBusyProbeKeepsAComputingSandbox(t *testing.T) {
 	until := time.Now().Add(busy)
 	e.pass(busy - 8*time.Second)
 	require.True(t, e.live(s))
-	e.ends(s, core.ReasonIdleTimeout, until)
+	e.ends(s, fact.ReasonIdleTimeout, until)
 }
 
 // The client of the command disconnects, so the command alone keeps the sandbox, where the pool says so.
@@ -284,7 +284,7 @@ func TestRunningCommandKeepsTheSandboxOfAPool(t *testing.T) {
 		Signal:  processpb.Signal_SIGNAL_SIGKILL,
 	}))
 	require.NoError(t, err)
-	e.ends(kept, core.ReasonIdleTimeout, ended)
+	e.ends(kept, fact.ReasonIdleTimeout, ended)
 }
 
 // A request that comes at the moment of the release is answered by the sandbox's own pod, or
@@ -406,5 +406,5 @@ func TestDryRunReapsNothingAndReportsIt(t *testing.T) {
 	require.NotContains(t, named, sandboxid.Short(used.SandboxID))
 	e.echoes(socket, "still there")
 	e.reaches(e.client(), silent)
-	e.ends(ending, core.ReasonEndTime, asked.Add(9*time.Second)) // counts all the same
+	e.ends(ending, fact.ReasonEndTime, asked.Add(9*time.Second)) // counts all the same
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -136,7 +136,7 @@ func (e *env) seesUse(used openapi.Sandbox) {
 	require.NotNil(e.t, a.Router)
 	require.Nil(e.t, a.EndAt)
 	require.NotNil(e.t, a.Next)
-	require.EqualValues(e.t, core.ReasonIdleTimeout, a.Next.Reason)
+	require.EqualValues(e.t, fact.ReasonIdleTimeout, a.Next.Reason)
 	require.InDelta(e.t, max(0, 6-a.AgeSeconds), a.Next.InSeconds, 0.001)
 
 	open := 0
@@ -160,7 +160,7 @@ func (e *env) seesIdleness(used, silent openapi.Sandbox) {
 	e.t.Helper()
 	before := e.uses("prefix=" + silent.SandboxID[:10]).Sandboxes
 	require.Len(e.t, before, 1)
-	require.EqualValues(e.t, core.ReasonIdleTimeout, before[0].Next.Reason, "which is before its end")
+	require.EqualValues(e.t, fact.ReasonIdleTimeout, before[0].Next.Reason, "which is before its end")
 	require.NotNil(e.t, before[0].EndAt)
 	e.pass(2 * 6 * time.Second)
 	var after map[string]openapi.Activity

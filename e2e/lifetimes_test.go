@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -107,36 +107,36 @@ func TestFirstBoundOfALifeCounts(t *testing.T) {
 		"the end, though it is in use": func(e *env) {
 			s, asked := e.claimOf(e.pool, `"timeout":4,"idleTimeout":3600`)
 			e.echoes(e.open(s), "in use")
-			e.ends(s, core.ReasonEndTime, asked.Add(4*time.Second))
+			e.ends(s, fact.ReasonEndTime, asked.Add(4*time.Second))
 		},
 		"an end that was moved to sooner": func(e *env) {
 			s, _ := e.claimOf(e.pool, `"timeout":3600`)
-			e.ends(s, core.ReasonEndTime, setTimeout(e, s, 3))
+			e.ends(s, fact.ReasonEndTime, setTimeout(e, s, 3))
 		},
 		"an end that was moved to later": func(e *env) {
 			s, _ := e.claimOf(e.pool, `"timeout":4`)
 			at := setTimeout(e, s, 10)
 			require.Equal(e.t, http.StatusOK, e.get(e.client(), e.host(8080, s.SandboxID), "/").code)
-			e.ends(s, core.ReasonEndTime, at)
+			e.ends(s, fact.ReasonEndTime, at)
 		},
 		"silence, long before the end": func(e *env) {
 			s, asked := e.claimOf(e.pool, `"timeout":3600,"idleTimeout":5`)
 			require.WithinDuration(e.t, s.StartedAt.Add(time.Hour), s.EndAt, time.Minute)
-			e.ends(s, core.ReasonIdleTimeout, asked.Add(leastIdle))
+			e.ends(s, fact.ReasonIdleTimeout, asked.Add(leastIdle))
 		},
 		"the longest life, though it is in use and its end was moved": func(e *env) {
 			s, asked := e.claimOf(short, `"timeout":4`)
 			e.echoes(e.open(s), "in use")
 			setTimeout(e, s, 3600)
-			e.ends(s, core.ReasonMaxLifetime, asked.Add(5*time.Second))
+			e.ends(s, fact.ReasonMaxLifetime, asked.Add(5*time.Second))
 		},
 		"a hook that does not answer": func(e *env) {
 			asked := time.Now()
 			r := e.api(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"waitTimeout":60}`, starting)).refusal(e.t)
 			require.Equal(e.t, apierror.StartFailed, r.Reason)
-			require.Contains(e.t, r.Message, core.ReasonStartup)
+			require.Contains(e.t, r.Message, fact.ReasonStartupTimeout)
 			require.GreaterOrEqual(e.t, time.Since(asked), 2*time.Second)
-			e.ends(openapi.Sandbox{SandboxID: r.SandboxID}, core.ReasonStartup, asked.Add(2*time.Second))
+			e.ends(openapi.Sandbox{SandboxID: r.SandboxID}, fact.ReasonStartupTimeout, asked.Add(2*time.Second))
 		},
 	})
 }

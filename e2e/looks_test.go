@@ -13,7 +13,7 @@ import (
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -155,11 +155,11 @@ func (e *env) replaceRouter(g *stack.Gateway, end func(*proc.Server) error, succ
 		require.NoError(e.t, router.Launch())
 		e.eventually(func() error { return router.Check(e.t.Context()) })
 	}
-	e.ends(ends, core.ReasonIdleTimeout, ended.Add(leastIdle-time.Second))
+	e.ends(ends, fact.ReasonIdleTimeout, ended.Add(leastIdle-time.Second))
 	e.pass(3 * leastIdle)
 	require.True(e.t, e.live(stays))
 	e.echoes(lasting, "still there")
 	used := time.Now()
 	require.NoError(e.t, lasting.CloseNow())
-	e.ends(stays, core.ReasonIdleTimeout, used.Add(leastIdle-time.Second))
+	e.ends(stays, fact.ReasonIdleTimeout, used.Add(leastIdle-time.Second))
 }

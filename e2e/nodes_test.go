@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/processnode"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -93,7 +94,7 @@ func TestPoolLeavesDrainedAndLostNodes(t *testing.T) {
 	e.reaches(client, moved)
 	require.NoError(t, e.clients.Kubernetes.PolicyV1().Evictions(e.site.namespace()).Evict(t.Context(),
 		&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: stays.PodName, Namespace: e.site.namespace()}}))
-	e.endsBecause(stays.SandboxID, core.ReasonEvicted)
+	e.endsBecause(stays.SandboxID, fact.ReasonEvicted)
 
 	// There is no other node than the cordoned one.
 	end()
@@ -132,7 +133,7 @@ func TestPoolLeavesDrainedAndLostNodes(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, pods.Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 	}
-	e.endsBecause(moved.SandboxID, core.ReasonNodeLost)
+	e.endsBecause(moved.SandboxID, fact.ReasonNodeLost)
 }
 
 // endsBecause waits until a sandbox has ended for a reason.

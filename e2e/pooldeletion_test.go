@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/e2e/history"
@@ -151,7 +151,7 @@ func TestPoolDeletedUnderTrafficEndsInOrder(t *testing.T) {
 		known = append(known, more...)
 	}
 	for _, s := range known {
-		e.endsBecause(s.SandboxID, core.ReasonPoolDeleted)
+		e.endsBecause(s.SandboxID, fact.ReasonPoolDeleted)
 	}
 	t.Logf("%d sandboxes, %d requests served and %d refused", len(known), served, refused)
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
@@ -121,26 +122,26 @@ func (e *env) endings() []ending {
 	poolDeleted := claim(deleted, long)
 	const listening = "listening on"
 	return []ending{
-		{id: fails(hook("refuses", "/ready?value=neither")), reason: core.ReasonStartFailed,
+		{id: fails(hook("refuses", "/ready?value=neither")), reason: fact.ReasonStartFailed,
 			message: "postStart: the sandbox answered 400", log: listening},
-		{id: fails(hook("hangs", "/sleep?ms=600000")), reason: core.ReasonStartup, log: listening},
-		{id: killed.SandboxID, end: func() { e.release(killed.SandboxID) }, reason: core.ReasonKilled},
-		{id: claim(base, `"timeout":2`).SandboxID, reason: core.ReasonEndTime},
-		{id: claim(base, `"timeout":3600,"idleTimeout":5`).SandboxID, reason: core.ReasonIdleTimeout},
-		{id: claim(short, long).SandboxID, reason: core.ReasonMaxLifetime},
-		{id: restarted.SandboxID, end: e.breaks(restarted, "/exit?code=7"), reason: core.ReasonRestart,
+		{id: fails(hook("hangs", "/sleep?ms=600000")), reason: fact.ReasonStartupTimeout, log: listening},
+		{id: killed.SandboxID, end: func() { e.release(killed.SandboxID) }, reason: fact.ReasonKilled},
+		{id: claim(base, `"timeout":2`).SandboxID, reason: fact.ReasonEndTime},
+		{id: claim(base, `"timeout":3600,"idleTimeout":5`).SandboxID, reason: fact.ReasonIdleTimeout},
+		{id: claim(short, long).SandboxID, reason: fact.ReasonMaxLifetime},
+		{id: restarted.SandboxID, end: e.breaks(restarted, "/exit?code=7"), reason: fact.ReasonUnexpectedRestart,
 			message: "container sandbox: exit code 7", code: new(int32(7)), log: listening},
-		{id: failed.SandboxID, end: e.breaks(failed, "/exit?code=3"), reason: core.ReasonFailed,
+		{id: failed.SandboxID, end: e.breaks(failed, "/exit?code=3"), reason: fact.ReasonFailed,
 			message: "container sandbox: exit code 3", code: new(int32(3)), log: listening},
-		{id: unrecorded.SandboxID, end: e.breaks(unrecorded, "/exit?code=3"), reason: core.ReasonRestart,
+		{id: unrecorded.SandboxID, end: e.breaks(unrecorded, "/exit?code=3"), reason: fact.ReasonUnexpectedRestart,
 			message: "exit code 3", code: new(int32(3))}, // its pool keeps no log
 		{id: evicted.SandboxID, end: func() {
 			require.NoError(e.t, pods.EvictV1(e.t.Context(),
 				&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: evicted.PodName}}))
-		}, reason: core.ReasonEvicted, message: "EvictionByEvictionAPI", log: listening},
+		}, reason: fact.ReasonEvicted, message: "EvictionByEvictionAPI", log: listening},
 		{id: podDeleted.SandboxID, end: func() {
 			require.NoError(e.t, pods.Delete(e.t.Context(), podDeleted.PodName, metav1.DeleteOptions{}))
-		}, reason: core.ReasonPodDeleted},
+		}, reason: fact.ReasonPodDeleted},
 		// As the garbage collector of kube-controller-manager does it when a node is gone. Its disruption controller
 		// takes the condition back from a pod that goes on.
 		{id: lost.SandboxID, end: func() {
@@ -150,10 +151,10 @@ func (e *env) endings() []ending {
 				metav1.PatchOptions{}, "status")
 			require.NoError(e.t, err)
 			require.NoError(e.t, pods.Delete(e.t.Context(), lost.PodName, *metav1.NewDeleteOptions(0)))
-		}, reason: core.ReasonNodeLost, message: "DeletionByPodGC: PodGC: node no longer exists"},
+		}, reason: fact.ReasonNodeLost, message: "DeletionByPodGC: PodGC: node no longer exists"},
 		{id: poolDeleted.SandboxID, end: func() {
 			require.NoError(e.t, e.deletePool(e.t.Context(), deleted))
-		}, reason: core.ReasonPoolDeleted},
+		}, reason: fact.ReasonPoolDeleted},
 	}
 }
 
@@ -213,9 +214,9 @@ func (e *env) endingsOfKubelet() []ending {
 	memory := pool("memory", corev1.ResourceMemory, "96Mi")
 	disk := pool("disk", corev1.ResourceEphemeralStorage, "8Mi")
 	return []ending{
-		{id: memory.SandboxID, end: e.breaks(memory, "/memory"), reason: core.ReasonOOMKilled,
+		{id: memory.SandboxID, end: e.breaks(memory, "/memory"), reason: fact.ReasonOOMKilled,
 			message: "container sandbox: exit code 137 OOMKilled", code: new(int32(137)), log: "memory is short"},
-		{id: disk.SandboxID, end: e.breaks(disk, "/disk"), reason: core.ReasonEvicted,
+		{id: disk.SandboxID, end: e.breaks(disk, "/disk"), reason: fact.ReasonEvicted,
 			message: "Evicted: ", log: "disk is short", racing: true},
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
 
-	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -133,7 +133,7 @@ func (e *env) live(s openapi.Sandbox) bool {
 func (e *env) reaped(s openapi.Sandbox, used time.Time) {
 	e.t.Helper()
 	idle := time.Duration(s.IdleTimeout * float64(time.Second))
-	e.ends(s, core.ReasonIdleTimeout, used.Add(idle))
+	e.ends(s, fact.ReasonIdleTimeout, used.Add(idle))
 }
 
 // ends waits until a sandbox is released for a reason, and fails if that happens before a

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
@@ -118,7 +119,7 @@ func TestActivitiesListsTheOldestSandboxesFirst(t *testing.T) {
 	}
 	s.recover([]Pool{specA(0)}, pods, facts...)
 	for _, most := range []int{0, 1, 100, all - 1, all, all + 1} {
-		part := s.core.View().Activities(everything(), Mark{}, everySandbox, most, math.MaxInt)
+		part := s.core.View().Activities(sandboxes.Everything(), Mark{}, everySandbox, most, math.MaxInt)
 		list, others := part.List, part.Others
 		if len(list) != min(most, all) || others != all-len(list) {
 			t.Errorf("of %d at most %d are listed, and %d others", most, len(list), others)
@@ -152,7 +153,7 @@ func TestSelectionHasItsTeamAndPoolOnly(t *testing.T) {
 	v := s.core.View()
 	one := Scope{Team: "team-1"}
 	for sel, want := range map[Selection]int{
-		everything(): all, {Scope: Scope{All: true, Team: "x"}, Pool: poolA}: all, {Scope: one}: all / 3, {Scope: one, Pool: poolA}: all / 3,
+		sandboxes.Everything(): all, {Scope: Scope{All: true, Team: "x"}, Pool: poolA}: all, {Scope: one}: all / 3, {Scope: one, Pool: poolA}: all / 3,
 		{Scope: one, Pool: PoolKey{Name: "other"}}: 0, {}: 0, {Scope: Scope{Team: "other"}}: 0,
 	} {
 		if p := v.List(Query{Selection: sel, Live: true, Most: all}); len(p.List) != want || p.More {

@@ -1,6 +1,11 @@
 package core
 
-import "github.com/berth-sandbox/berth/allocator/core/fact"
+import (
+	"github.com/berth-sandbox/berth/allocator/core/claims"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
+	"github.com/berth-sandbox/berth/allocator/core/step"
+)
 
 // Package fact says what these are, and has their functions.
 type (
@@ -36,4 +41,122 @@ const (
 	AccessToken  = fact.AccessToken
 	AccessTeam   = fact.AccessTeam
 	MaxTerm      = fact.MaxTerm
+)
+
+// Packages sandboxes and claims say what these are.
+type (
+	Mark    = sandboxes.Mark
+	Order   = sandboxes.Order
+	TeamUse = claims.Use
+)
+
+// The values of Order.
+const (
+	OldestFirst = sandboxes.OldestFirst
+	NewestFirst = sandboxes.NewestFirst
+)
+
+// Package step says what these are.
+type (
+	Instant             = step.Instant
+	Pool                = step.Pool
+	Pod                 = step.Pod
+	Values              = step.Values
+	Scope               = step.Scope
+	Selection           = step.Selection
+	BusyProbe           = step.BusyProbe
+	Activity            = step.Activity
+	Question            = step.Question
+	Counts              = step.Counts
+	PodFailure          = step.PodFailure
+	Stuck               = step.Stuck
+	Trouble             = step.Trouble
+	End                 = step.End
+	Effect              = step.Effect
+	Refusal             = step.Refusal
+	CallStatus          = step.CallStatus
+	DeclareStatus       = step.DeclareStatus
+	CreatePod           = step.CreatePod
+	Write               = step.Write
+	Settle              = step.Settle
+	DeletePod           = step.DeletePod
+	RecyclePod          = step.RecyclePod
+	SyncPod             = step.SyncPod
+	LabelPod            = step.LabelPod
+	Configure           = step.Configure
+	StartSandbox        = step.StartSandbox
+	WriteObject         = step.WriteObject
+	ReadLog             = step.ReadLog
+	DeleteObject        = step.DeleteObject
+	IdlePodFailed       = step.IdlePodFailed
+	RecycleEnded        = step.RecycleEnded
+	PoolDrained         = step.PoolDrained
+	Claimed             = step.Claimed
+	BatchClaimed        = step.BatchClaimed
+	ClaimGranted        = step.ClaimGranted
+	ClaimCanceled       = step.ClaimCanceled
+	ClaimRefused        = step.ClaimRefused
+	ReleaseAnswered     = step.ReleaseAnswered
+	SandboxCallAnswered = step.SandboxCallAnswered
+	WouldReap           = step.WouldReap
+	DeadDeclared        = step.DeadDeclared
+	SessionDeclaredDead = step.SessionDeclaredDead
+	SendSnapshot        = step.SendSnapshot
+	SendRoute           = step.SendRoute
+	SendRelease         = step.SendRelease
+	SendResolved        = step.SendResolved
+	SendQuiesce         = step.SendQuiesce
+	SendProbe           = step.SendProbe
+	SendResume          = step.SendResume
+	SendPong            = step.SendPong
+	CloseStream         = step.CloseStream
+	SandboxCreated      = step.SandboxCreated
+	SandboxReady        = step.SandboxReady
+	SandboxReleased     = step.SandboxReleased
+	Acknowledged        = step.Acknowledged
+	Repaired            = step.Repaired
+)
+
+// The values of the types of package step.
+const (
+	PodUnschedulable = step.PodUnschedulable
+	PodImagePull     = step.PodImagePull
+	PodNotStarted    = step.PodNotStarted
+	PodCrashLoop     = step.PodCrashLoop
+	PodOOMKilled     = step.PodOOMKilled
+	PodFailed        = step.PodFailed
+	PodEvicted       = step.PodEvicted
+	PodPreempted     = step.PodPreempted
+	PodNodeLost      = step.PodNodeLost
+	PodDeleted       = step.PodDeleted
+	PodNeverReady    = step.PodNeverReady
+	Recycled         = step.Recycled
+	NotNeeded        = step.NotNeeded
+	NotFit           = step.NotFit
+	NotProven        = step.NotProven
+	NoPool           = step.NoPool
+	PoolEmpty        = step.PoolEmpty
+	KeyReused        = step.KeyReused
+	KeyEnded         = step.KeyEnded
+	Overloaded       = step.Overloaded
+	StartFailed      = step.StartFailed
+	Ending           = step.Ending
+	Quarantined      = step.Quarantined
+	LineFull         = step.LineFull
+	OverLimit        = step.OverLimit
+	NotConfigured    = step.NotConfigured
+	NotAccepted      = step.NotAccepted
+	CallUnknown      = step.CallUnknown
+	CallGone         = step.CallGone
+	CallOK           = step.CallOK
+	DeclareUnknown   = step.DeclareUnknown
+	DeclareConnected = step.DeclareConnected
+	DeclareHeard     = step.DeclareHeard
+	DeclareOK        = step.DeclareOK
+)
+
+// Lists of them.
+var (
+	PodReasons = step.PodReasons
+	Recycles   = step.Recycles
 )

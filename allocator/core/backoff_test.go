@@ -3,6 +3,9 @@ package core
 import (
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/pods"
+	"github.com/berth-sandbox/berth/allocator/core/pools"
 )
 
 // ---- pods that end
@@ -84,7 +87,7 @@ func TestBackOffIsForgottenOncePodsStayWarm(t *testing.T) {
 	}
 	name := one[CreatePod](s).Name
 	s.step(PodSeen{warmPod(name)})
-	s.pass(stableAfter - time.Millisecond)
+	s.pass(pods.StableAfter - time.Millisecond)
 	if s.trouble() == (Trouble{}) {
 		t.Error("forgotten too early")
 	}
@@ -97,7 +100,7 @@ func TestBackOffIsForgottenOncePodsStayWarm(t *testing.T) {
 	if made := s.end(unready, 0); made != 1 {
 		t.Fatalf("%d made in place of one that was warm for long", made)
 	}
-	s.pass(firstEndPause)
+	s.pass(pools.FirstEndPause)
 	one[CreatePod](s)
 }
 
@@ -121,7 +124,7 @@ func TestSinglePodsThatEndCauseNoPause(t *testing.T) {
 	none[CreatePod](s)
 	s.step(Claim{Token: 1, Pool: poolA})
 	one[CreatePod](s) // in place of the claimed one
-	s.pass(firstEndPause)
+	s.pass(pools.FirstEndPause)
 	one[CreatePod](s)
 }
 
@@ -188,7 +191,7 @@ func TestDeletedPodsCountAsEarlyBeforeReady(t *testing.T) {
 			if made := len(of[CreatePod](s.effects)); made != tt.made {
 				t.Errorf("%d made, expected %d", made, tt.made)
 			}
-			s.pass(firstEndPause)
+			s.pass(pools.FirstEndPause)
 			if made := len(of[CreatePod](s.effects)); made != 1-tt.made {
 				t.Errorf("%d made a second later", made)
 			}
@@ -200,7 +203,7 @@ func TestCountsNameOnePodThatIsStuck(t *testing.T) {
 	s := newSim(t)
 	stuck := func(p *Pod) { p.Ready, p.Reason, p.Why = false, PodImagePull, "container sandbox: ImagePullBackOff" }
 	s.recover([]Pool{specA(3)}, []Pod{with(warmPod("a-1"), unready), with(warmPod("a-2"), stuck), with(warmPod("a-3"), stuck)})
-	if counts, _ := s.core.View().Counts(poolA); counts.Stuck != (Stuck{PodImagePull, "a-2", "container sandbox: ImagePullBackOff", 2}) {
+	if counts, _ := s.core.View().Counts(poolA); counts.Stuck != (Stuck{Reason: PodImagePull, Pod: "a-2", Why: "container sandbox: ImagePullBackOff", Pods: 2}) {
 		t.Errorf("stuck %+v", counts.Stuck)
 	}
 	for range 2 {

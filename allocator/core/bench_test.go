@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 	"github.com/berth-sandbox/berth/api/activity"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 )
@@ -60,7 +62,7 @@ func BenchmarkMemory(b *testing.B) {
 		used := heap()
 		b.ReportMetric((warm-empty)/pods, "bytes/pod")
 		b.ReportMetric((used-warm)/claims, "bytes/sandbox")
-		if p := c.View().List(Query{Selection: everything(), Live: true, Most: claims}); len(p.List) != claims || p.More {
+		if p := c.View().List(Query{Selection: sandboxes.Everything(), Live: true, Most: claims}); len(p.List) != claims || p.More {
 			b.Fatalf("%d live", len(p.List))
 		}
 		runtime.KeepAlive(c)
@@ -96,7 +98,7 @@ func BenchmarkReleases(b *testing.B) {
 		s.do(SessionJoined{Session: fmt.Sprint("late", s.n), Stream: uint64(1000 + s.n)}) // the write that they wait for
 		s.do(SessionGoodbye{Session: fmt.Sprint("late", s.n)})
 		for _, id := range ids {
-			s.do(Release{Scope: everyTeam, Token: 1, ID: id, Reason: ReasonKilled})
+			s.do(Release{Scope: everyTeam, Token: 1, ID: id, Reason: fact.ReasonKilled})
 		}
 		s.core.Step(s.now, Written{})
 		s.core.Step(s.now, WriterReady{})
@@ -229,12 +231,12 @@ func BenchmarkActivity(b *testing.B) {
 // the only news is that they are in use, once in 45 minutes: what their
 // deadlines cost, as a share of one core, and how long the longest step took.
 func BenchmarkDeadlines(b *testing.B) {
-	const sandboxes, hours = 100_000, 3
-	s := newIdleBench(b, sandboxes, 1, time.Hour)
+	const count, hours = 100_000, 3
+	s := newIdleBench(b, count, 1, time.Hour)
 	for b.Loop() {
 		var ticks, longest time.Duration
 		for second := range hours * 3600 {
-			for i := second % 2700 * sandboxes / 2700; i < (second%2700+1)*sandboxes/2700; i++ {
+			for i := second % 2700 * count / 2700; i < (second%2700+1)*count/2700; i++ {
 				s.core.idle.Note(benchID(i), activity.Open, s.now.Boot)
 			}
 			for range 20 {
@@ -250,7 +252,7 @@ func BenchmarkDeadlines(b *testing.B) {
 		}
 		b.ReportMetric(100*ticks.Seconds()/(hours*3600), "ticks_%")
 		b.ReportMetric(float64(longest.Microseconds()), "longest_us")
-		if n := len(s.core.sandboxes.live.of(everything())); n != sandboxes {
+		if n := len(s.core.sandboxes.Live().Of(sandboxes.Everything())); n != count {
 			b.Fatalf("%d are left", n)
 		}
 	}

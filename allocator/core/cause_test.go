@@ -5,28 +5,30 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 func TestEndOfPodNamesWhatItsStatusSays(t *testing.T) {
 	seen := func(f func(*Pod)) []Event { return []Event{PodSeen{with(warmPod("a-1"), f)}} }
 	code := int32(137)
-	oom := Cause{Reason: ReasonOOMKilled, Message: "container main: exit code 137 OOMKilled", ExitCode: &code}
-	failed := Cause{Reason: ReasonFailed, Message: "container main: exit code 137 Error", ExitCode: &code}
+	oom := Cause{Reason: fact.ReasonOOMKilled, Message: "container main: exit code 137 OOMKilled", ExitCode: &code}
+	failed := Cause{Reason: fact.ReasonFailed, Message: "container main: exit code 137 Error", ExitCode: &code}
 	restart := failed
-	restart.Reason = ReasonRestart
-	evicted := Cause{Reason: ReasonEvicted, Message: "EvictionByEvictionAPI: Eviction API: evicting"}
-	lost := Cause{Reason: ReasonNodeLost, Message: "DeletionByPodGC: PodGC: node no longer exists"}
-	tainted := Cause{Reason: ReasonEvicted, Message: "DeletionByTaintManager: Taint manager: deleting due to NoExecute taint"}
+	restart.Reason = fact.ReasonUnexpectedRestart
+	evicted := Cause{Reason: fact.ReasonEvicted, Message: "EvictionByEvictionAPI: Eviction API: evicting"}
+	lost := Cause{Reason: fact.ReasonNodeLost, Message: "DeletionByPodGC: PodGC: node no longer exists"}
+	tainted := Cause{Reason: fact.ReasonEvicted, Message: "DeletionByTaintManager: Taint manager: deleting due to NoExecute taint"}
 	unreachable := tainted
-	unreachable.Reason = ReasonNodeLost
+	unreachable.Reason = fact.ReasonNodeLost
 	for name, c := range map[string]struct {
 		events []Event
 		want   Cause
 	}{
 		"a container ended for good":    {seen(func(p *Pod) { p.Finished, p.Cause = true, failed }), failed},
 		"out of memory for good":        {seen(func(p *Pod) { p.Finished, p.Cause = true, oom }), oom},
-		"all containers completed":      {seen(func(p *Pod) { p.Finished, p.Cause.Reason = true, ReasonCompleted }), because(ReasonCompleted)},
-		"failed without a container":    {seen(func(p *Pod) { p.Finished, p.Why = true, "DeadlineExceeded" }), Cause{Reason: ReasonFailed, Message: "DeadlineExceeded"}},
+		"all containers completed":      {seen(func(p *Pod) { p.Finished, p.Cause.Reason = true, fact.ReasonCompleted }), fact.Because(fact.ReasonCompleted)},
+		"failed without a container":    {seen(func(p *Pod) { p.Finished, p.Why = true, "DeadlineExceeded" }), Cause{Reason: fact.ReasonFailed, Message: "DeadlineExceeded"}},
 		"evicted by its kubelet":        {seen(func(p *Pod) { p.Finished, p.Cause = true, evicted }), evicted},
 		"a container restarted":         {seen(func(p *Pod) { p.Restarts, p.Cause = 1, failed }), restart},
 		"restarted as out of memory":    {seen(func(p *Pod) { p.Restarts, p.Cause = 1, oom }), oom},
@@ -36,9 +38,9 @@ func TestEndOfPodNamesWhatItsStatusSays(t *testing.T) {
 		"a taint of a node in a drain":  {append([]Event{NodeSeen{Name: "n1"}}, seen(func(p *Pod) { p.Deleting, p.NoExecute, p.Cause = true, true, tainted })...), tainted},
 		"a taint of an unreachable one": {append([]Event{NodeSeen{Name: "n1"}}, seen(func(p *Pod) { p.Ready, p.Deleting, p.NoExecute, p.Cause = false, true, true, tainted })...), unreachable},
 		"a taint in a drain, not ready": {append([]Event{NodeSeen{Name: "n1", Cordoned: true}}, seen(func(p *Pod) { p.Ready, p.Deleting, p.NoExecute, p.Cause = false, true, true, tainted })...), tainted},
-		"deleted after an old failure":  {seen(func(p *Pod) { p.Deleting, p.Cause = true, oom }), because(ReasonPodDeleted)},
-		"deleted by a client":           {seen(func(p *Pod) { p.Deleting = true }), because(ReasonPodDeleted)},
-		"deleted by force":              {[]Event{PodGone{key("a-1")}}, because(ReasonPodDeleted)},
+		"deleted after an old failure":  {seen(func(p *Pod) { p.Deleting, p.Cause = true, oom }), fact.Because(fact.ReasonPodDeleted)},
+		"deleted by a client":           {seen(func(p *Pod) { p.Deleting = true }), fact.Because(fact.ReasonPodDeleted)},
+		"deleted by force":              {[]Event{PodGone{key("a-1")}}, fact.Because(fact.ReasonPodDeleted)},
 		"evicted, and a later failure":  {append(seen(func(p *Pod) { p.Deleting, p.Cause = true, evicted }), seen(func(p *Pod) { p.Finished, p.Cause = true, failed })...), evicted},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -58,7 +60,7 @@ func TestEndOfPodNamesWhatItsStatusSays(t *testing.T) {
 
 func TestNextLeaderKnowsWhyASandboxEnded(t *testing.T) {
 	code := int32(3)
-	want := Cause{Reason: ReasonFailed, Message: "container main: exit code 3 Error", ExitCode: &code}
+	want := Cause{Reason: fact.ReasonFailed, Message: "container main: exit code 3 Error", ExitCode: &code}
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	sb := s.claim()
@@ -75,7 +77,7 @@ func TestNextLeaderKnowsWhyASandboxEnded(t *testing.T) {
 	// Its pod went while no allocator led.
 	s = newSimAt(t, 2, start)
 	s.recover([]Pool{specA(1)}, nil, on("a-1", "x"))
-	if got, _ := s.core.View().Sandbox("x"); got.Cause != (Cause{Reason: ReasonPodDeleted, Message: goneBefore}) {
+	if got, _ := s.core.View().Sandbox("x"); got.Cause != (Cause{Reason: fact.ReasonPodDeleted, Message: "the pod did not exist any more when this allocator began to lead"}) {
 		t.Errorf("%+v", got.Cause)
 	}
 }
@@ -114,9 +116,9 @@ func TestNextLeaderKeepsTheWorkloadOfTheObject(t *testing.T) {
 
 func TestNextLeaderTellsCordonedNodesFromLostOnes(t *testing.T) {
 	tainted := with(warmPod("a-1"), func(p *Pod) {
-		p.Used, p.Ready, p.Deleting, p.NoExecute, p.Cause = true, false, true, true, because(ReasonEvicted)
+		p.Used, p.Ready, p.Deleting, p.NoExecute, p.Cause = true, false, true, true, fact.Because(fact.ReasonEvicted)
 	})
-	for want, st := range map[string]State{ReasonEvicted: {Cordoned: []string{"n1"}}, ReasonNodeLost: {}} {
+	for want, st := range map[string]State{fact.ReasonEvicted: {Cordoned: []string{"n1"}}, fact.ReasonNodeLost: {}} {
 		st.Pools, st.Pods, st.Facts = []Pool{specA(1)}, []Pod{tainted}, []Fact{on("a-1", "x")}
 		s := newSimAt(t, 2, start)
 		s.recoverState(st)
@@ -129,12 +131,12 @@ func TestNextLeaderTellsCordonedNodesFromLostOnes(t *testing.T) {
 // Invariant: I5
 func TestLogIsReadWhenASandboxFails(t *testing.T) {
 	fails := map[string]Event{
-		ReasonFailed:  PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Finished = true })},
-		ReasonRestart: PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Restarts = 1 })},
+		fact.ReasonFailed:            PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Finished = true })},
+		fact.ReasonUnexpectedRestart: PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Restarts = 1 })},
 	}
 	others := map[string]Event{
-		ReasonPodDeleted: PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })},
-		ReasonPodMoved:   PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP = netip.MustParseAddr("127.9.9.9") })},
+		fact.ReasonPodDeleted: PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })},
+		fact.ReasonPodMoved:   PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP = netip.MustParseAddr("127.9.9.9") })},
 	}
 	ends := func(ev Event) (*sim, Sandbox) {
 		s := newSim(t)
@@ -174,7 +176,7 @@ func TestLogIsReadWhenASandboxFails(t *testing.T) {
 
 	// The leader ended before it had read the log.
 	released := *sandboxOf(on("a-1", "x"))
-	released.Phase, released.ReleasedAt, released.Cause = Released, start.Wall, because(ReasonFailed)
+	released.Phase, released.ReleasedAt, released.Cause = Released, start.Wall, fact.Because(fact.ReasonFailed)
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used, p.Finished = true, true })}, Fact{Revision: released.Revision, Subject: &SandboxFact{Sandbox: released}})
 	if r := one[ReadLog](s).Sandbox; r.ID != "x" {

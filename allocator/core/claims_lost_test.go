@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // Invariant: P3
@@ -28,10 +30,8 @@ func TestClaimWhosePodGoesKeepsItsPlace(t *testing.T) {
 				}
 				s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
 				first := ""
-				for _, p := range s.core.pods {
-					if p.claim != nil {
-						first = p.claim.Request.facts[0].Subject().(*SandboxFact).ID
-					}
+				for _, f := range s.core.claims.Bound() {
+					first = f.Subject().(*SandboxFact).ID
 				}
 				s.step(Claim{Token: 2, Pool: poolA, Wait: wait}) // waits behind
 				s.step(cause)
@@ -121,7 +121,7 @@ func TestClaimWhosePodLosesItsAddressIsReleased(t *testing.T) {
 	}
 	s.step(PodSeen{with(warmPod(first.Pod.Name), func(p *Pod) { p.Version = "3" })}) // it has it again
 	if held, _ := s.core.View().Sandbox(first.ID); held.Phase == Running {
-		t.Errorf("no caller was given %s, and it runs: %+v", held.ID, s.core.pools.byKey[poolA].counts())
+		t.Errorf("no caller was given %s, and it runs: %+v", held.ID, s.core.pools.Find(poolA).Counts())
 	}
 }
 
@@ -154,7 +154,7 @@ func TestAbandonedClaimIsReleasedAfterItsWrite(t *testing.T) {
 	s.step(ClaimAbandoned{Token: 1})
 	s.written()
 	none[Claimed](s)
-	if f := s.given(); f.ID != given.ID || f.Reason != ReasonCanceled {
+	if f := s.given(); f.ID != given.ID || f.Reason != fact.ReasonCanceled {
 		t.Errorf("written %+v", f)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/claims"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 )
 
@@ -82,7 +84,7 @@ func TestClaimTriesThreePodsWhoseAgentsFail(t *testing.T) {
 		none[ClaimRefused](s)
 		used[asked[0].Sandbox.Pod] = true
 		s.step(Configured{ID: asked[0].Sandbox.ID, Why: "it answered 500"})
-		want := Cause{Reason: ReasonConfigurationFailed, Message: "it answered 500"}
+		want := Cause{Reason: fact.ReasonConfigurationFailed, Message: "it answered 500"}
 		if r := one[SandboxReleased](s); r.Sandbox.Cause != want || r.Sandbox.IdempotencyKey != "" {
 			t.Errorf("released %+v", r)
 		}
@@ -121,10 +123,10 @@ func TestBatchWaitsForAllOfItsAgents(t *testing.T) {
 
 func TestPodThatEndsDuringConfigurationIsReplaced(t *testing.T) {
 	for name, ev := range map[string]Event{
-		ReasonPodDeleted:  PodGone{key("a-1")},
-		ReasonFailed:      PodSeen{with(agentPod("a-1"), func(p *Pod) { p.Finished = true })},
-		ReasonRestart:     PodSeen{with(agentPod("a-1"), func(p *Pod) { p.Restarts = 1 })},
-		ReasonPoolDeleted: PoolSeen{changed(specA(2), func(p *Pool) { p.Deleting = true })},
+		fact.ReasonPodDeleted:        PodGone{key("a-1")},
+		fact.ReasonFailed:            PodSeen{with(agentPod("a-1"), func(p *Pod) { p.Finished = true })},
+		fact.ReasonUnexpectedRestart: PodSeen{with(agentPod("a-1"), func(p *Pod) { p.Restarts = 1 })},
+		fact.ReasonPoolDeleted:       PoolSeen{changed(specA(2), func(p *Pool) { p.Deleting = true })},
 	} {
 		s, asked := agentSim(t, 2, Claim{Binding: Binding{IdempotencyKey: "k"}})
 		s.step(ev)
@@ -133,7 +135,7 @@ func TestPodThatEndsDuringConfigurationIsReplaced(t *testing.T) {
 		if r := one[SandboxReleased](s); r.Sandbox.Reason != name || r.Sandbox.IdempotencyKey != "" {
 			t.Errorf("%s: released %+v", name, r)
 		}
-		if name == ReasonPoolDeleted {
+		if name == fact.ReasonPoolDeleted {
 			one[ClaimRefused](s)
 			continue
 		}
@@ -238,7 +240,7 @@ func TestNewLeaderAsksAgentsWithoutAnObject(t *testing.T) {
 			continue
 		}
 		none[SendRoute](s)
-		want := Cause{Reason: ReasonConfigurationFailed, Message: neverConfigured}
+		want := Cause{Reason: fact.ReasonConfigurationFailed, Message: claims.NeverConfigured}
 		if r := one[ClaimRefused](s); r.Why != NotConfigured || one[SandboxReleased](s).Sandbox.Cause != want {
 			t.Errorf("refused %+v", r)
 		}
@@ -309,9 +311,9 @@ func TestEarlierBatchIsAnsweredWithEnoughOrNone(t *testing.T) {
 
 func TestAnsweredBatchOutlivesOneOfItsSandboxes(t *testing.T) {
 	for name, ev := range map[string]Event{
-		ReasonPodDeleted:          PodGone{key("a-2")},
-		ReasonKilled:              Release{Scope: everyTeam, Token: 9, ID: "y", Reason: ReasonKilled},
-		ReasonConfigurationFailed: Configured{ID: "y"},
+		fact.ReasonPodDeleted:          PodGone{key("a-2")},
+		fact.ReasonKilled:              Release{Scope: everyTeam, Token: 9, ID: "y", Reason: fact.ReasonKilled},
+		fact.ReasonConfigurationFailed: Configured{ID: "y"},
 	} {
 		s := earlier(t, 2, "x")
 		s.step(repeated)
@@ -350,7 +352,7 @@ func TestClaimGivesUpOnPodsThatCrashWhileConfigured(t *testing.T) {
 		return of[Configure](s.effects)
 	}
 	s, asked := agentSim(t, 8, Claim{})
-	for range maxFailures {
+	for range claims.MaxFailures {
 		none[ClaimRefused](s)
 		asked = crash(s, asked[0])
 	}
@@ -383,7 +385,7 @@ func TestRestartedAgentEndsItsSandboxInAnyPool(t *testing.T) {
 	s.recover([]Pool{changed(changed(specA(1), agents), keep)}, []Pod{restarted, agentPod("a-2")}, agentOn("a-1", "x", "k", "", 1))
 	s.step(Configured{ID: "x"})
 	s.step(Claim{Token: 3, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
-	if r := one[ClaimRefused](s); r.Why != KeyEnded || r.Sandbox.Reason != ReasonRestart {
+	if r := one[ClaimRefused](s); r.Why != KeyEnded || r.Sandbox.Reason != fact.ReasonUnexpectedRestart {
 		t.Errorf("refused %+v", r)
 	}
 }
@@ -428,7 +430,7 @@ func TestIdleTimeBeginsWhenTheAgentHasAnswered(t *testing.T) {
 	s.pass(59 * time.Second)
 	none[SandboxReleased](s)
 	s.pass(time.Minute)
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonIdleTimeout {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonIdleTimeout {
 		t.Errorf("released %+v", r)
 	}
 }
@@ -474,7 +476,7 @@ func TestPodHasTheAgentOfItsOwnTemplate(t *testing.T) {
 func TestObjectOfSandboxReleasedWhileAskedIsWrittenAgain(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	s.recover([]Pool{changed(specA(0), agents)}, agentPods(1), agentOn("a-1", "x", "k", "", 1))
-	s.step(Release{Scope: everyTeam, Token: 9, ID: "x", Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 9, ID: "x", Reason: fact.ReasonKilled})
 	s.step(ObjectWritten{ID: "x", Revision: one[WriteObject](s).Sandbox.Revision})
 	s.step(ObjectGone{ID: "x"})
 	one[WriteObject](s)

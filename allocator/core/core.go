@@ -11,8 +11,10 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core/fence"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
 	"github.com/berth-sandbox/berth/allocator/core/member"
-	"github.com/berth-sandbox/berth/allocator/core/taint"
-	"github.com/berth-sandbox/berth/allocator/core/teams"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
+	"github.com/berth-sandbox/berth/allocator/core/pools"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
+	"github.com/berth-sandbox/berth/allocator/core/step"
 )
 
 // Config is fixed for a term. All fields are required unless they say otherwise.
@@ -57,33 +59,18 @@ type Config struct {
 
 // Core is the state machine. See the package comment.
 type Core struct {
-	*step
+	*step.Current
 	cfg     Config
 	started Instant
-	// ticked is the boot clock at the last Tick. The demand goes by it, so that what a pool asks for changes with
-	// events only.
-	ticked time.Duration
-	// recovering: Recover has not read everything yet, so nothing is decided about pools.
-	recovering bool
-	pressure   bool
-	closing    bool
 
-	outbox      *fact.Outbox
-	pools       poolTable
-	pods        map[PodKey]*pod
-	lives       map[PodKey]PodKey // of pods: the whole pod -> its present life
-	nodes       nodeTable
-	lostNodes   []lostNode             // those that became unusable within bindingLag, in that order
-	retirements map[PodKey]*retirement // of idle pods that are there or wait for a fence, or whose fact is not durable yet
-	orphans     []*pod                 // pods marked as used and on no record, to be deleted
-	unproven    []unproven             // lives that began with a restart, in the order in which they were seen
-	taints      *taint.Ledger[PodKey]
-	sandboxes   *sandboxTable
-	configuring map[string]*sandbox // durable and not granted, by ID: their agents are being configured
-	fences      *fence.Ledger
-	idle        *idle.Ledger // of the running sandboxes and of those that were running until their release
-	routers     *routers
-	claims      *desk
+	outbox    *fact.Outbox
+	fences    *fence.Ledger
+	idle      *idle.Ledger // of the running sandboxes and of those that were running until their release
+	pods      *pods.Table
+	sandboxes *sandboxes.Table
+	routers   *routers
+	pools     *pools.Table
+	claims    *claims.Table
 }
 
 // New returns a Core without state. Recover gives it the state that exists.
@@ -122,17 +109,19 @@ func New(cfg Config, now Instant) (*Core, error) {
 	if cfg.Linger == 0 {
 		cfg.Linger = 25 * time.Millisecond
 	}
-	st := &step{now: now}
+	st := &step.Current{Now: now}
 	c := &Core{
-		step: st, cfg: cfg, started: now, ticked: now.Boot, outbox: fact.NewOutbox(cfg.Term, cfg.Linger),
-		pools: poolTable{byKey: map[PoolKey]*pool{}, window: minWindow, surge: firstSurge}, pods: map[PodKey]*pod{}, lives: map[PodKey]PodKey{}, nodes: nodeTable{},
-		retirements: map[PodKey]*retirement{}, taints: taint.New[PodKey](), sandboxes: newSandboxTable(),
-		configuring: map[string]*sandbox{}, fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
+		Current: st, cfg: cfg, started: now, outbox: fact.NewOutbox(cfg.Term, cfg.Linger),
+		fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
 	}
-	c.claims = &desk{step: st, Ledger: claims.New[claimState](), sandboxes: c.sandboxes, limits: teams.New()}
+	members := member.New(member.Config{Expiry: cfg.expiry, ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter})
+	ledger := claims.NewLedger()
+	c.pods = pods.New(st, c.outbox, members.HasEarlier)
+	c.sandboxes = sandboxes.New(st, c.outbox, c.pods, c.fences, c.idle, ledger.Keeps)
+	c.pools = pools.New(st, c.pods, c.sandboxes, cfg.NewSuffix)
+	c.claims = claims.New(st, claims.Config{MaxWaiting: cfg.MaxWaiting, NewID: cfg.NewID, Quarantine: members.Quarantine}, c.outbox, ledger, c.pods, c.sandboxes, c.pools)
 	c.routers = &routers{
-		step: st, cfg: &c.cfg, outbox: c.outbox, sandboxes: c.sandboxes, fences: c.fences, idle: c.idle,
-		members:     member.New(member.Config{Expiry: cfg.expiry, ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter}),
+		Current: st, cfg: &c.cfg, outbox: c.outbox, sandboxes: c.sandboxes, fences: c.fences, idle: c.idle, members: members,
 		earlierEnds: c.retireQuarantined,
 	}
 	return c, nil
@@ -140,56 +129,50 @@ func New(cfg Config, now Instant) (*Core, error) {
 
 // Step takes one event and returns its effects. now must not go back on the boot clock.
 func (c *Core) Step(now Instant, ev Event) []Effect {
-	c.now = now
+	c.Now = now
 	switch ev := ev.(type) {
 	case PoolSeen:
-		c.poolSeen(ev.Pool)
+		c.pools.Observe(ev.Pool)
 	case PoolGone:
-		c.pools.gone(ev.Key)
+		c.pools.Gone(ev.Key)
 	case PodSeen:
 		c.podSeen(ev.Pod)
 	case PodGone:
-		c.podGone(ev.Key)
+		c.pods.PodGone(ev.Key)
 	case NodeSeen:
-		c.nodeSeen(ev)
+		c.pods.NodeSeen(ev.Name, ev.Usable, ev.Cordoned)
 	case NodeGone:
-		c.nodeSeen(NodeSeen{Name: ev.Name})
+		c.pods.NodeSeen(ev.Name, false, false)
 	case CreateFailed:
-		if pool := c.pools.byKey[ev.Pool]; pool != nil {
-			pool.createFailed(ev, c.now.Boot)
-		}
+		c.pools.CreateFailed(ev.Pool, ev.Name, ev.Taken)
 	case Claim:
-		c.claim(ev)
+		c.claims.Claim(claims.Ask(ev))
 	case ClaimAbandoned:
-		c.claimAbandoned(ev.Token)
+		c.claims.Abandoned(ev.Token)
 	case Started:
-		c.startDone(ev)
+		c.sandboxes.HookDone(ev.ID, ev.OK, ev.Why)
 	case Configured:
-		c.configured(ev)
+		c.claims.Configured(ev.ID, ev.OK, ev.Why)
 	case Pressure:
-		c.pressure = ev.On
+		c.claims.Pressure(ev.On)
 	case TeamLimits:
-		c.claims.limits.Set(ev.Settings, now.Boot)
-	case Closing: // all waits end
-		c.closing = true
-		for _, pool := range c.pools.byKey {
-			pool.touch()
-		}
-		c.answer(c.claims.Awaited()...)
+		c.claims.Limit(ev.Settings)
+	case Closing:
+		c.claims.Close()
 	case Written:
 		c.outbox.Written(cmp.Or(ev.At, now.Boot))
 	case WriterReady:
 		c.outbox.Ready()
 	case Release:
-		c.release(ev)
+		c.sandboxes.Release(ev.Token, ev.Scope, ev.ID, ev.Reason)
 	case ObjectWritten:
-		c.objectWritten(ev)
+		c.sandboxes.ObjectWritten(ev.ID, ev.Revision)
 	case LogRead:
-		c.logRead(ev)
+		c.sandboxes.LogRead(ev.ID, ev.Lines)
 	case ObjectSeen:
-		c.objectSeen(ev)
+		c.sandboxes.ObjectSeen(ev.Pool, ev.ID, ev.Revision, ev.Deleting, ev.Revision.Term < c.cfg.Term)
 	case ObjectGone:
-		c.objectGone(ev.ID)
+		c.sandboxes.ObjectGone(ev.ID)
 	case SessionJoined:
 		c.routers.join(ev)
 	case EarlierSeen:
@@ -212,74 +195,146 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.routers.report(ev)
 	case Quiesced:
 		if s := c.routers.members.OfStream(ev.Stream); s != nil {
-			c.decide(c.idle.Answer(s.ID, ev.Number, ev.Activities, ev.Blind, c.now.Boot))
+			c.decide(c.idle.Answer(s.ID, ev.Number, ev.Activities, ev.Blind, c.Now.Boot))
 		}
 	case Probed:
 		c.routers.probed(ev)
 	case KeepAlive:
-		c.keepAlive(ev)
+		c.sandboxes.KeepAlive(ev.Token, ev.Scope, ev.ID)
 	case SetTimeout:
-		c.setTimeout(ev)
+		c.sandboxes.SetTimeout(ev.Token, ev.Scope, ev.ID, ev.Lifetime, ev.Extend)
 	case Tick:
 		c.tick()
 	default:
 		panic(fmt.Sprintf("core: unknown event %T", ev))
 	}
+	c.heed()
 	return c.take()
 }
 
-// step has what all parts of Core share: the time, and the effects so far.
-type step struct {
-	now Instant
-	out []Effect
+// heed acts on what the lower rooms have listed: see pods.Notice and sandboxes.Notice. Callers are answered last, when
+// the routers have the routes of their sandboxes.
+func (c *Core) heed() {
+	for {
+		if n := c.pods.Next(); n != nil {
+			c.heedPods(n)
+		} else if n := c.sandboxes.Next(); n != nil {
+			c.heedSandboxes(n)
+		} else if !c.claims.Decided() {
+			return
+		}
+	}
 }
 
-func (s *step) emit(e Effect) { s.out = append(s.out, e) }
+func (c *Core) heedPods(n pods.Notice) {
+	switch n := n.(type) {
+	case pods.Disturbed:
+		if cl := c.claims.HasPod(n.Pod.Key()); cl != nil {
+			c.claims.PodChanged(cl, n.Pod)
+		} else if sb := c.sandboxes.Of(n.Pod.Key()); sb != nil {
+			c.sandboxes.PodChanged(sb, n.Pod)
+		}
+	case pods.Failed:
+		c.pools.PodFailed(n)
+	case pods.Started:
+		c.pools.PodStarted(n.Pod)
+	case pods.Unblocked:
+		c.sandboxes.TryEnd(n.Sandbox)
+	}
+}
+
+func (c *Core) heedSandboxes(n sandboxes.Notice) {
+	switch n := n.(type) {
+	case sandboxes.Started:
+		c.routers.sendRoute(n.Sandbox)
+		c.Emit(SandboxReady{Sandbox: n.Sandbox.Sandbox})
+		c.claims.Started(n.Sandbox)
+	case sandboxes.Routed:
+		c.routers.sendRoute(n.Sandbox)
+	case sandboxes.Released:
+		c.claims.Released(n.Sandbox)
+		c.startFence(n.Sandbox)
+	}
+}
+
+// settlePools gives pods to the claims that wait, and brings the number of warm pods to what
+// each pool asks for.
+func (c *Core) settlePools() {
+	if c.pods.Recovering {
+		return
+	}
+	for groups := c.pods.Unsettled(); len(groups) > 0; groups = c.pods.Unsettled() {
+		for _, group := range groups {
+			if pool := c.pools.Find(group.Key); pool != nil {
+				c.claims.Serve(pool)
+				c.pools.Settle(pool, c.claims.Demand(pool.Key))
+			}
+			if c.pools.Find(group.Key) == nil {
+				c.claims.DropLine(group.Key)
+			}
+			group.Settled() // what settling it has changed is settled already
+			c.heed()
+		}
+	}
+}
+
+// podSeen acts on an observation of a pod. One that is on record, for a sandbox or as one to be deleted, is ours even
+// if its owner reference was removed.
+func (c *Core) podSeen(seen Pod) {
+	from := pods.Origin{Pool: PoolKey{Namespace: seen.Key.Namespace, Name: seen.Pool}}
+	sb := c.sandboxes.Of(seen.Key)
+	if sb != nil {
+		from.Sandbox, from.Released = sb.ID, sb.Over()
+		if seen.Pool == "" {
+			from.Pool = sb.Pool
+		}
+	}
+	if pool := c.pools.Find(from.Pool); pool != nil {
+		from.AskedAt = pool.AskedAt(seen.Key.Name)
+	}
+	p, isNew := c.pods.Seen(seen, from)
+	if !isNew {
+		return
+	}
+	c.pools.Of(from.Pool).Made(seen.Key.Name)
+	if sb == nil {
+		return
+	}
+	if c.sandboxes.Found(sb, p); sb.Over() {
+		c.startFence(sb)
+	} else {
+		c.routers.sendRoute(sb)
+	}
+}
 
 func (c *Core) take() []Effect {
 	c.advanceFences()
+	c.heed()
 	c.settlePools()
 	c.routers.sendReleases()
-	if facts := c.outbox.Flush(c.now.Boot); facts != nil {
-		c.emit(Write{facts})
+	if facts := c.outbox.Flush(c.Now.Boot); facts != nil {
+		c.Emit(Write{Facts: facts})
 	}
-	out := c.out
-	c.out = nil
-	return out
+	return c.Take()
 }
 
 // tick acts on what is due.
 func (c *Core) tick() {
-	c.ticked = c.now.Boot
-	c.expireEnds()
+	c.pools.Tick()
+	c.sandboxes.ExpireEnds()
 	c.reapIdle()
 	c.persistActivity()
 	c.routers.tick()
 	c.advanceFences()
-	for _, pool := range c.pools.sorted() {
-		filling := pool.filling
-		if filling != nil && filling.Late(c.now.Boot) && len(filling.Request.pods) >= filling.Request.atLeast {
-			filling.Request.ends = true
-			c.serve(pool)
-		}
-		for _, x := range c.claims.Expire(pool.line, c.now.Boot) {
-			c.emit(pool.refusal(x.Token, PoolEmpty))
-		}
-		if filling != nil && !filling.Waits() && len(filling.Request.facts) == 0 { // it has expired
-			c.free(filling.Request.callOff())
-		}
-		pool.retry(c.now.Boot)
-		c.replaceLate(pool)
-		if pool.known {
-			pool.aim(c.ticked)
-		}
+	for _, pool := range c.pools.Sorted() {
+		c.claims.TickPool(pool)
+		c.pools.TickPool(pool, c.claims.Demand(pool.Key))
 	}
-	c.retireOrphans()
-	c.forgetLost()
-	c.retireUnproven()
-	c.answer(c.claims.Awaited()...)
-	for _, id := range c.claims.DropKeys(c.now.Boot - c.cfg.KeepKeys) {
-		c.letGo(c.sandboxes.byID[id])
+	// No router of an earlier term can have a route to an orphan any more.
+	if c.Now.Boot >= c.started.Boot+c.cfg.Lease+c.cfg.expiry(c.routers.longest)+c.cfg.ConnectWindow {
+		c.pods.RetireOrphans()
 	}
-	c.forgetEnded()
+	c.pods.Tick()
+	c.claims.Tick(c.cfg.KeepKeys)
+	c.sandboxes.Forget(c.cfg.KeepEnded, c.Now.Boot-c.cfg.KeepEndedFor)
 }

@@ -9,6 +9,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/pools"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 )
 
 var everyTeam = Scope{All: true}
@@ -60,7 +64,7 @@ func (s *sim) restart() {
 		s.t.Fatal(err)
 	}
 	s.guard = NewWatcher(s.cfg.ConnectWindow)
-	s.core.pools.window, s.core.pools.surge = maxWindow, unbounded // a slow start has tests of its own
+	s.core.pools.SetStart(pools.MaxWindow, unbounded) // a slow start has tests of its own
 }
 
 func (s *sim) step(ev Event) []Effect {
@@ -195,7 +199,7 @@ func on(name, id string) Fact {
 
 func released(name, id string) Fact {
 	f := on(name, id)
-	sandboxOf(f).Phase, sandboxOf(f).Reason, sandboxOf(f).ReleasedAt = Released, ReasonKilled, start.Wall.Add(-time.Minute)
+	sandboxOf(f).Phase, sandboxOf(f).Reason, sandboxOf(f).ReleasedAt = Released, fact.ReasonKilled, start.Wall.Add(-time.Minute)
 	return f
 }
 
@@ -216,7 +220,7 @@ func (s *sim) claim() Sandbox {
 // release ends a sandbox, durably and on record.
 func (s *sim) release(id string) []Effect {
 	s.t.Helper()
-	released := s.step(Release{Scope: everyTeam, Token: 2, ID: id, Reason: ReasonKilled})
+	released := s.step(Release{Scope: everyTeam, Token: 2, ID: id, Reason: fact.ReasonKilled})
 	s.record(released)
 	s.effects = released
 	return released
@@ -362,7 +366,7 @@ func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
 		slices.Sort(ids[at : at+3])
 	}
 	page := func(after Mark, most int) (got []string, next Mark, more bool) {
-		p := s.core.View().List(Query{Selection: everything(), Live: true, After: after, Most: most})
+		p := s.core.View().List(Query{Selection: sandboxes.Everything(), Live: true, After: after, Most: most})
 		for _, sb := range p.List {
 			got = append(got, sb.ID)
 		}
@@ -394,7 +398,7 @@ func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
 	// The other way round.
 	var backward []string
 	for next, more := (Mark{}), true; more; {
-		p := s.core.View().List(Query{Selection: everything(), Live: true, After: next, Order: NewestFirst, Most: 3})
+		p := s.core.View().List(Query{Selection: sandboxes.Everything(), Live: true, After: next, Order: NewestFirst, Most: 3})
 		for _, sb := range p.List {
 			backward = append(backward, sb.ID)
 		}
@@ -407,7 +411,7 @@ func TestPagesShowEachLiveSandboxOnceOldestFirst(t *testing.T) {
 	// The next leader has the same order: what it knows is exact to a microsecond.
 	s.step(Claim{Token: 101, Pool: poolA, Wait: wait})
 	before, next, _ := page(Mark{}, 5)
-	after, _, _ := page(Mark{next.ClaimedAt.Truncate(time.Microsecond), next.ID}, 5)
+	after, _, _ := page(Mark{ClaimedAt: next.ClaimedAt.Truncate(time.Microsecond), ID: next.ID}, 5)
 	if len(before) != 5 || len(after) != 4 || slices.Contains(after, next.ID) {
 		t.Errorf("%v, then %v", before, after)
 	}
@@ -436,7 +440,7 @@ func TestListSelectsByPoolTeamAndPhase(t *testing.T) {
 		}
 	}
 	of := func(pool PoolKey, team string) Selection {
-		return Selection{Scope{All: team == "", Team: team}, pool}
+		return Selection{Scope: Scope{All: team == "", Team: team}, Pool: pool}
 	}
 	for _, c := range []struct {
 		query Query
@@ -480,12 +484,14 @@ func TestListSelectsByPoolTeamAndPhase(t *testing.T) {
 	}
 	at := s.now.Wall.Add(-4 * time.Second) // of the fourth of six pairs of claims
 	for _, order := range []Order{OldestFirst, NewestFirst} {
-		since := s.core.View().List(Query{Selection: everything(), Live: true, Gone: true, Since: at, Order: order, Most: 9})
+		since := s.core.View().List(Query{Selection: sandboxes.Everything(), Live: true, Gone: true, Since: at, Order: order, Most: 9})
 		if len(since.List) != 5 || since.More {
 			t.Errorf("since %v: %+v", at, since)
 		}
 	}
-	checkSandboxes(t, s.core)
+	if err := s.core.sandboxes.Check(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // sandboxOf returns the sandbox of a fact; nil: it is about another thing.

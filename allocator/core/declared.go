@@ -17,34 +17,34 @@ func (r *routers) declareDead(ev DeclareDead) {
 	case s == nil:
 	case s.Stream != 0:
 		answer.Status = DeclareConnected
-	case r.members.Returns(s, r.now.Boot) > 0:
-		answer.Status, answer.Wait = DeclareHeard, r.members.Returns(s, r.now.Boot)
+	case r.members.Returns(s, r.Now.Boot) > 0:
+		answer.Status, answer.Wait = DeclareHeard, r.members.Returns(s, r.Now.Boot)
 	default:
 		d, isNew := r.members.Declare(s, ev.Token)
 		if isNew {
 			r.ending(s)
-			said := &Declaration{By: ev.By, Reason: ev.Reason, At: r.now.Wall}
+			said := &Declaration{By: ev.By, Reason: ev.Reason, At: r.Now.Wall}
 			f := r.factOf(s)
 			f.From, f.Left, f.Declared = s.From, true, said
-			d.Withdraw = r.outbox.Commit(r.now.Boot, f, true, func(rev Revision, _ time.Duration) { r.declaredDead(s, d, said, rev) }).Withdraw
+			d.Withdraw = r.outbox.Commit(r.Now.Boot, f, true, func(rev Revision, _ time.Duration) { r.declaredDead(s, d, said, rev) }).Withdraw
 		}
 		return
 	}
-	r.emit(answer)
+	r.Emit(answer)
 }
 
 // declaredDead acts on a committed declaration.
 func (r *routers) declaredDead(s *member.Session, d *member.Declaration, said *Declaration, revision Revision) {
 	fences := 0
 	if s.Ended() { // in another way; that fact is journaled or on its way
-		r.emit(Settle{SessionID(s.ID), revision})
+		r.Emit(Settle{Thing: SessionID(s.ID), Revision: revision})
 	} else {
 		fences = r.fences.CountByRouter()[s.ID]
-		r.end(s, false, r.now.Boot) // its Envoy has ended with it
-		r.members.Ban(s.ID, revision, fences, r.now.Boot+r.cfg.expiry(s.MaxStale))
-		r.emit(SessionDeclaredDead{Session: s.ID, From: s.From, Declaration: *said, Fences: fences})
+		r.end(s, false, r.Now.Boot) // its Envoy has ended with it
+		r.members.Ban(s.ID, revision, fences, r.Now.Boot+r.cfg.expiry(s.MaxStale))
+		r.Emit(SessionDeclaredDead{Session: s.ID, From: s.From, Declaration: *said, Fences: fences})
 	}
 	for _, token := range d.Tokens {
-		r.emit(DeadDeclared{Token: token, Status: DeclareOK, Fences: fences})
+		r.Emit(DeadDeclared{Token: token, Status: DeclareOK, Fences: fences})
 	}
 }

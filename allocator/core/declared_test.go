@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // declareAfter is the default of Config.DeclareAfter.
@@ -50,7 +52,7 @@ func TestFencesListSessionsTheyWaitFor(t *testing.T) {
 	s.step(SessionPing{Session: "r1", Stream: 1, Nonce: 1})
 	s.pass(time.Second)
 	f := s.fence()
-	if f.Sandbox.ID != sb.ID || f.Sandbox.Reason != ReasonKilled || f.Sandbox.ReleasedAt.IsZero() || f.Sandbox.Pod != sb.Pod || f.Window != 0 || len(f.Waiting) != 2 || f.Others != 0 {
+	if f.Sandbox.ID != sb.ID || f.Sandbox.Reason != fact.ReasonKilled || f.Sandbox.ReleasedAt.IsZero() || f.Sandbox.Pod != sb.Pod || f.Window != 0 || len(f.Waiting) != 2 || f.Others != 0 {
 		t.Fatalf("fence %+v", f)
 	}
 	if got, want := f.Waiting[0], (Awaited{SessionStatus{ID: "r1", From: "10.1.0.1", Connected: true, Heard: true, Silence: time.Second, Sent: 3, Acked: 2, Expires: expiry - time.Second}, 3}); got != want {

@@ -49,7 +49,7 @@ func TestSparePodIsDeletedWhenUnused(t *testing.T) {
 func TestWarmTargetFollowsTheBusiestStretch(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.MaxWarm = 3 })}, nil)
-	target := func() int { return s.core.pools.byKey[poolA].target.Warm }
+	target := func() int { return s.core.pools.Find(poolA).Target().Warm }
 	require.Equal(t, 1, target())
 	for token := range uint64(2) {
 		s.step(Claim{Token: token + 1, Pool: poolA}) // refused at once, and wanted all the same
@@ -97,10 +97,10 @@ func TestClaimAboveTheTeamsLimitIsNoDemand(t *testing.T) {
 	s.step(TeamLimits{Settings: teams.Settings{Default: teams.Limits{MaxSandboxes: 2}}})
 	s.step(Claim{Token: 1, Pool: poolA, Count: 3})
 	require.Equal(t, OverLimit, one[ClaimRefused](s).Why)
-	require.Zero(t, s.core.pools.byKey[poolA].target.Warm)
+	require.Zero(t, s.core.pools.Find(poolA).Target().Warm)
 	s.step(Claim{Token: 2, Pool: poolA, Count: 2})
 	require.Equal(t, PoolEmpty, one[ClaimRefused](s).Why)
-	require.Equal(t, 2, s.core.pools.byKey[poolA].target.Warm)
+	require.Equal(t, 2, s.core.pools.Find(poolA).Target().Warm)
 }
 
 func TestGrantSaysWhetherItsClaimWaited(t *testing.T) {

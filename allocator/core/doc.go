@@ -4,70 +4,44 @@
 //
 // # Rooms
 //
-// Core keeps the step, the life of sandboxes and recovery. Pure ledgers keep what can be decided
-// without the rest. A ledger is keyed by IDs, has its own package comment and model test, and imports
-// nothing of Core but package fact.
+// Each room is a package that owns one kind of state. It has its own package comment, a Check for tests, and
+// imports only rooms above it in this list. Core is below all of them:
 //
 //	core/fact       what the journal keeps, and the facts that are on their way into it
-//	core/claims     the claims without an answer, whose turn it is, and the idempotency keys
+//	core/step       what goes into a step and comes out of it: observations, effects, the time
+//
+//	core/deadline   the next deadline of each sandbox               pure ledgers, which know nothing of
+//	core/taint      the addresses that stale routes may reach       pods and sandboxes but their keys
+//	core/warm       the order of warm pods, the plan of a pool
+//	core/demand     how many warm pods the claims of late need
+//	core/lines      the claims that wait, and idempotency keys
 //	core/teams      whether the limits of a team allow a claim
 //	core/fence      what the release of a sandbox waits for
-//	core/member     the sessions of routers: which may serve routes, and how far each has come
-//	core/demand     how many warm pods a pool needs, from its claims of late
-//	core/taint      the addresses that stale routes may still reach, and the pods that were there
+//	core/member     the sessions of routers
 //	core/idle       when a sandbox is released for not being used
-//	core/warm       the warm pods of a pool, in the order in which they are handed out
-//	core/deadline   the next deadline of each sandbox
 //
-// Within Core, what concerns one part alone is a method of that part, and no part points back to
-// Core: the tables of pools, nodes and sandboxes, and the routers, which keep the
-// ledgers of sessions in step and send the messages. Core decides what concerns several of them.
-// View reads it.
+//	core/pods       the pods and their lives, nodes and addresses
+//	core/sandboxes  the life of every sandbox, and its object
+//	core/pools      how many pods each pool makes and deletes
+//	core/claims     claims and batches, and the answers to callers
 //
-// The files of Core:
+// A room calls only rooms above it. What it cannot decide it lists, and Core passes that on: see heed. So an event goes
+// down the list once, and what follows from it goes up through Core.
 //
-//	core.go         Config, Core, Step, Tick
-//	aliases.go      the names of package fact
+// Core keeps the step, recovery, the fence of a release, and the routers, which keep the ledgers of sessions in step and
+// send the messages. The files of Core:
+//
+//	core.go         Config, Core, Step, Tick, what the rooms list
+//	aliases.go      the names of the rooms' types
 //	recovery.go     what a new leader learns from the journal, the objects and the pods
-//	claims.go       claims and batches, tied to pods and sandboxes
-//	configure.go    the agents of pods, which are configured before a claim is granted
-//	answers.go      the answers to claims, and what their teams may
-//	sandboxes.go    the life of a sandbox, from running to ended
-//	lifetime.go     end times and keep-alives
 //	idle.go         the release of idle sandboxes, tied to streams and objects
 //	fence.go        the fence of a release, tied to pods and streams
-//	taint.go        tainted addresses, tied to pods
 //	sessions.go     routers: their sessions, and the messages that they are sent
 //	declared.go     routers that an operator has declared dead
 //	earlier.go      routers that may serve routes of an earlier journal
-//	pools.go        how many pods a pool makes and deletes
-//	census.go       the pods of a pool by what they are counted by
-//	pods.go         pods, from pending to deleted
-//	retire.go       idle pods that are taken out of use for good
-//	recycle.go      pods that become warm again after a sandbox
-//	objects.go      the Sandbox objects
 //	view.go         queries, in a stable order
-//	table.go        the sandboxes: by ID, by pod, in the order of their claims, in that of their ends
+//	routestatus.go  whether requests reach a sandbox, and why
 //	status.go       what operators see of fences, sessions and activity
-//
-// # States
-//
-// A pod is
-//
-//	pending    created and not ready yet, or on a node that gets no new sandboxes
-//	warm       ready, and in the queue of its pool
-//	claiming   taken from the queue for a claim that is on its way into the journal
-//	claimed    holds a sandbox
-//	released   held a sandbox, and stays until the fence is complete
-//	deleting   about to be deleted or recycled, and never handed out again in this life
-//
-// A sandbox is
-//
-//	starting   claimed; the pool's postStart hook has not answered yet
-//	running    routers may send requests to it
-//	releasing  its release is on its way into the journal
-//	released   no new request may be admitted; its fence is under way, or its pod still exists
-//	ended      its pod is gone, and no router can send a request to its address
 //
 // # Facts
 //
@@ -91,28 +65,10 @@
 //
 // # Guarantees
 //
-//   - A pod has at most one sandbox in each of its lives. It leaves the queue before its claim is handed to the
-//     writer, and enters the queue only from pending. A pod that is on record as used stays
-//     used, whatever a late observation shows. A pod that is marked as used and is on no record
-//     is never handed out.
-//   - Claims of a pool and a team are served in the order in which they came. Teams take turns. A
-//     claim whose pod ends before the answer keeps its place, and gets another pod under an ID that
-//     was never used.
-//   - A batch gets all of its sandboxes in one Write, or at least as many as it asked for, or none.
-//     Until then it collects pods, one in each turn of its team. One batch of a pool does so at a
-//     time, so two batches never wait for each other.
-//   - A team never has more sandboxes than its limit at the time of the claim: those that are not
-//     released, and those that its claims ask for. Both are counted from the tables.
-//   - Every claim is answered once for each of its callers, unless the caller has gone. A
-//     Release is answered once. Claims of one team with one idempotency key are one claim while
-//     the sandbox lives and for Config.KeepKeys after its end, also under the next leader.
 //   - A sandbox whose pod has an agent is granted, and its route is sent, only when its agent is
-//     configured for it, under every leader. A claim tries the agents of 3 pods. When a container of
-//     such a pod restarts, the sandbox is released.
+//     configured for it, under every leader.
 //   - A leader releases no sandbox because of the change of leaders, unless its agent is not
-//     configured, or a claim that was granted to none of its callers would get too few: see configure.go.
-//   - Pods are handed out ready, from one node after the other, oldest first, and never from a
-//     node that is not ready or is cordoned.
+//     configured, or a claim that was granted to none of its callers would get too few: see package claims.
 //   - Core deletes or recycles a released pod only after its fence. Every session that could know the route
 //     has acknowledged the release, left, was proven or declared dead, or has expired; then
 //     Config.ConnectWindow has passed. Sessions are durable before they receive a route, so a new
@@ -121,22 +77,20 @@
 //     refused while the router is connected, or may only have lost its connection. The router
 //     cannot join again under that name before its routes must have gone stale.
 //   - No pod is handed out at an address to which a router may still send the requests of an
-//     earlier sandbox, nor at one where two pods seem to be: see taint.go.
+//     earlier sandbox, nor at one where two pods seem to be: see package pods.
 //   - While routers of an earlier journal may serve routes that are on no record, no pod is
 //     handed out. Pods that had an address by then are not handed out later: see earlier.go.
-//   - An idle pod is deleted only when that intent is durable, so the next leader never hands
-//     out a pod whose deletion is on its way.
 //   - A sandbox is released for being idle only if every session that could know its route was
 //     asked, answered in time that nothing was in use within the idle timeout, and has admitted
 //     nothing since: see package idle. A session that cannot be asked, or does not answer, counts as
 //     use until it has expired.
-//   - The record of a sandbox stays until it has ended and its idempotency key holds no longer.
 //   - Core decides nothing about a pool before Recover has seen all of its pods, and repeats
 //     nothing that failed without time or news in between.
 //   - The ports of a live sandbox are those of its pool now. When they change, every connected
 //     session receives the route again.
 //   - An observation never takes a fact back: watches lag behind writes.
 //   - SandboxReady and SandboxReleased come at most once for a sandbox, across leaders.
+//   - The rooms keep what their package comments say.
 //
 // # What breaks them
 //

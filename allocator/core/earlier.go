@@ -48,7 +48,7 @@ func (c *Core) earlierLives(ev EarlierSeen) {
 	case isNew:
 		s = r.know(member.Session{
 			ID: EarlierSession(ev.Journal), From: EarlierFrom, Durable: true, Earlier: true, MaxStale: r.longest,
-			LastPing: max(c.now.Boot, c.started.Boot+c.cfg.Lease),
+			LastPing: max(c.Now.Boot, c.started.Boot+c.cfg.Lease),
 		})
 	case !r.members.Learn(s, ev.MaxStale, Gateway{}):
 		return
@@ -57,7 +57,7 @@ func (c *Core) earlierLives(ev EarlierSeen) {
 	// that is too long.
 	f := r.factOf(s)
 	f.From, f.Earlier = s.From, true
-	c.outbox.Commit(c.now.Boot, f, true, func(Revision, time.Duration) {
+	c.outbox.Commit(c.Now.Boot, f, true, func(Revision, time.Duration) {
 		if !isNew {
 			r.members.Learned(s)
 		}
@@ -66,11 +66,8 @@ func (c *Core) earlierLives(ev EarlierSeen) {
 		return
 	}
 	c.fences.Await(s.ID)
-	for _, pool := range c.pools.sorted() {
-		for _, p := range pool.pods.sorted(everyPhase...) {
-			p.quarantined = p.quarantined || p.seen.IP.IsValid() && !p.granted()
-			c.consider(p)
-		}
+	for _, pool := range c.pools.Sorted() {
+		c.pods.Quarantine(pool.Group)
 	}
 }
 
@@ -78,11 +75,7 @@ func (c *Core) earlierLives(ev EarlierSeen) {
 // journal lasted. That intent must be durable no later than the end of the last such session,
 // because the next leader cannot know it otherwise.
 func (c *Core) retireQuarantined() {
-	for _, pool := range c.pools.sorted() {
-		for _, p := range pool.pods.sorted(podPending) {
-			if p.quarantined && !p.tainted { // tainted pods keep their address until its fences are complete
-				c.retire(p)
-			}
-		}
+	for _, pool := range c.pools.Sorted() {
+		c.pods.RetireQuarantined(pool.Group)
 	}
 }

@@ -3,6 +3,9 @@ package core
 import (
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
 )
 
 // ---- a journal that was begun anew
@@ -151,7 +154,7 @@ func TestRouterOfAnotherJournalStartsQuarantine(t *testing.T) {
 	s.release(sb.ID)
 	s.ack("r1", 1, 3)
 	s.pass(time.Minute)
-	if n := s.core.pools.byKey[poolA].pods.count(podWarm); n != 2 {
+	if n := s.core.pools.Find(poolA).Count(pods.Warm); n != 2 {
 		t.Fatalf("%d warm", n)
 	}
 	s.step(EarlierSeen{Journal: "j0"})
@@ -227,7 +230,7 @@ func TestClaimInFlightAtQuarantineGetsNothing(t *testing.T) {
 	none[Claimed](s)
 	none[SendRoute](s)
 	s.record(s.effects)
-	if found, ok := s.core.View().Sandbox(sb.ID); !ok || found.Phase != Released || found.Reason != ReasonAddressShared {
+	if found, ok := s.core.View().Sandbox(sb.ID); !ok || found.Phase != Released || found.Reason != fact.ReasonAddressShared {
 		t.Errorf("%+v", found)
 	}
 	s.pass(wait)

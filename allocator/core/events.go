@@ -3,6 +3,7 @@ package core
 import (
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/claims"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 )
 
@@ -38,30 +39,8 @@ type (
 		Taken bool
 	}
 
-	// Claim asks for a pod. Token comes back in Claimed or ClaimRefused.
-	Claim struct {
-		Token   uint64
-		Pool    PoolKey
-		Binding Binding // ID, ClaimedAt and EndAt are filled in by the core, and Access is at least that of the pool
-		// Lifetime is how long the sandbox may live. 0: for ever.
-		Lifetime time.Duration
-		// IdleTimeout is after how long without activity it is released; 0: never; nil: the
-		// default of the pool.
-		IdleTimeout *time.Duration
-		// MinBytes is how many bytes a minute must move over an open connection for it to
-		// count; 0: it counts in any case; nil: the default of the pool.
-		MinBytes *uint64
-		// Wait is how long the claim may wait for a pod, and its caller for the
-		// pool's hook.
-		Wait time.Duration
-		// Count, if not 0, asks for a batch of so many sandboxes, at most Pool.MaxPods. BatchClaimed
-		// answers it then. When Wait is over, or the pool cannot make a pod before a sandbox is
-		// released, AtLeast sandboxes are enough; 0: all. Fewer are none. The facts of a batch must
-		// fit into one write of the journal.
-		Count, AtLeast int
-		// Values come back in Configure. Core keeps them until the claim has its answer. nil: there are none.
-		Values Values
-	}
+	// Claim asks for a pod. Claimed, BatchClaimed or ClaimRefused answers it.
+	Claim claims.Ask
 	// TeamLimits replaces the limits of the teams. Without it there are none.
 	TeamLimits struct{ Settings teams.Settings }
 	// ClaimAbandoned: the caller with this token has gone.

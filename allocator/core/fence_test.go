@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // Invariant: I9
@@ -14,14 +16,14 @@ func TestReleaseIsSentOnlyWhenDurable(t *testing.T) {
 	s.join("r", 1)
 	sb := s.claim()
 	s.slow = true
-	s.step(Release{Scope: everyTeam, Token: 2, ID: sb.ID, Reason: ReasonKilled})
-	if f := s.given(); f.Phase != Released || f.Reason != ReasonKilled || !f.ReleasedAt.Equal(s.now.Wall) {
+	s.step(Release{Scope: everyTeam, Token: 2, ID: sb.ID, Reason: fact.ReasonKilled})
+	if f := s.given(); f.Phase != Released || f.Reason != fact.ReasonKilled || !f.ReleasedAt.Equal(s.now.Wall) {
 		t.Errorf("written %+v", f)
 	}
 	none[SendRelease](s)
 	none[ReleaseAnswered](s)
 	none[WriteObject](s)
-	s.step(Release{Scope: everyTeam, Token: 3, ID: sb.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 3, ID: sb.ID, Reason: fact.ReasonKilled})
 	if s.core.outbox.Len() > 0 { // one fact is enough for two callers
 		t.Errorf("waits: %+v", s.core.outbox.Len())
 	}
@@ -272,10 +274,10 @@ func TestReleaseIsAnsweredWhenThePodVanishes(t *testing.T) {
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
 	sb := s.claim()
 	s.slow = true
-	s.step(Release{Scope: everyTeam, Token: 5, ID: sb.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 5, ID: sb.ID, Reason: fact.ReasonKilled})
 	s.step(PodGone{sb.Pod})
 	s.written()
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonKilled {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonKilled {
 		t.Errorf("released %+v", r)
 	}
 	if a := one[ReleaseAnswered](s); a.Token != 5 || a.Status != CallOK {
@@ -298,10 +300,10 @@ func TestReleasesOfOneStepAreOneMessage(t *testing.T) {
 	first, second, third := s.claim(), s.claim(), s.claim()
 	sequence := s.core.routers.members.Get("r").Sequence
 	s.slow = true
-	s.step(Release{Scope: everyTeam, ID: third.ID, Reason: ReasonKilled}) // is being written while the others come
-	s.step(Release{Scope: everyTeam, Token: 1, ID: first.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: third.ID, Reason: fact.ReasonKilled}) // is being written while the others come
+	s.step(Release{Scope: everyTeam, Token: 1, ID: first.ID, Reason: fact.ReasonKilled})
 	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
-	s.step(Release{Scope: everyTeam, Token: 3, ID: second.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 3, ID: second.ID, Reason: fact.ReasonKilled})
 	s.written()
 	for _, e := range of[SendRelease](s.effects) {
 		if !slices.Equal(e.IDs, []string{third.ID}) || e.Sequence != sequence+1 {
@@ -335,17 +337,17 @@ func TestEachReleaseIsTimedFromItsOwnWrite(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(4)}, []Pod{warmPod("a-1"), warmPod("a-2"), warmPod("a-3")})
 	unseen := s.claim()
-	s.step(Release{Scope: everyTeam, ID: unseen.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: unseen.ID, Reason: fact.ReasonKilled})
 	none[Acknowledged](s) // there is no router
 	s.join("r", 1)
 	s.join("r2", 2)
 	sandboxes := []Sandbox{s.claim(), s.claim()}
 	sequence := s.core.routers.members.Get("r").Sequence
 	s.slow = true
-	s.step(Release{Scope: everyTeam, ID: "none", Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: "none", Reason: fact.ReasonKilled})
 	s.step(SessionJoined{Session: "later", Stream: 3}) // the write that the releases wait for
-	s.step(Release{Scope: everyTeam, Token: 1, ID: sandboxes[0].ID, Reason: ReasonKilled})
-	s.step(Release{Scope: everyTeam, Token: 2, ID: sandboxes[1].ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 1, ID: sandboxes[0].ID, Reason: fact.ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 2, ID: sandboxes[1].ID, Reason: fact.ReasonKilled})
 	s.written()
 	durable := s.now.Boot
 	s.now.Boot += time.Millisecond
@@ -363,7 +365,7 @@ func TestEachReleaseIsTimedFromItsOwnWrite(t *testing.T) {
 	s.now.Boot += time.Millisecond
 	s.ack("r2", 2, sequence+1)
 	got := of[Acknowledged](s.effects)
-	if len(got) != 2 || got[0] != (Acknowledged{want[0], 3 * time.Millisecond}) || got[1] != (Acknowledged{want[1], 3 * time.Millisecond}) {
+	if len(got) != 2 || got[0] != (Acknowledged{ID: want[0], Took: 3 * time.Millisecond}) || got[1] != (Acknowledged{ID: want[1], Took: 3 * time.Millisecond}) {
 		t.Errorf("acknowledged %+v", got)
 	}
 	if answers := of[ReleaseAnswered](s.effects); len(answers) != 2 {

@@ -4,8 +4,9 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
-	"github.com/berth-sandbox/berth/api/activity"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 )
 
 // The release of idle sandboxes: see package idle. Here its ledger is tied to streams, to the journal
@@ -27,27 +28,11 @@ const (
 	recoveryMargin = 20*time.Minute + persistLag + 2*time.Minute
 )
 
-// markRunning notes that a sandbox runs. Routers may have its route from now on.
-func (c *Core) markRunning(s *sandbox, usedAt time.Duration, kind activity.Kind) {
-	c.idle.Add(idle.Sandbox{ID: s.ID, Timeout: s.IdleTimeout, MinBytes: s.MinBytes}, usedAt, kind, c.now.Boot)
-	c.sandboxes.schedule(s)
-}
-
-// recoverActivity reads the activity of a running sandbox from its object. It may have been used
-// later, through routers that never report to this leader.
-func (c *Core) recoverActivity(s *sandbox) {
-	last, kind := s.ClaimedAt, activity.Claim
-	if s.LastActive.After(last) {
-		last, kind = s.LastActive, activity.Record
-	}
-	c.markRunning(s, min(c.now.Boot, c.now.bootOf(last)+recoveryMargin+2*c.cfg.expiry(c.routers.longest)), kind)
-}
-
 // busyProbeOf is where the pod of a sandbox is probed. The pool may have got its probe after the
 // claim. A sandbox without a lifetime is not probed then, because a pod that is always busy would
 // keep it for ever.
-func (t *poolTable) busyProbeOf(s *sandbox) (probe BusyProbe, ok bool) {
-	if p := t.byKey[s.Pool]; p != nil && !s.LifetimeEnd.IsZero() {
+func (c *Core) busyProbeOf(s *sandboxes.Sandbox) (probe BusyProbe, ok bool) {
+	if p := c.pools.Find(s.Pool); p != nil && !s.LifetimeEnd.IsZero() {
 		probe = p.BusyProbe
 	}
 	return probe, probe.Port != 0
@@ -56,30 +41,30 @@ func (t *poolTable) busyProbeOf(s *sandbox) (probe BusyProbe, ok bool) {
 // reapIdle asks about the sandboxes that are due. No round begins while the journal does not answer:
 // requests are held until the verdict is durable.
 func (c *Core) reapIdle() {
-	c.decide(c.idle.Expire(c.now.Boot))
-	if c.closing || c.outbox.Stalled(c.now.Boot) {
+	c.decide(c.idle.Expire(c.Now.Boot))
+	if c.claims.Closing() || c.outbox.Stalled(c.Now.Boot) {
 		return
 	}
-	probes, ask, verdict := c.idle.Ask(c.now.Boot, func(id string) bool {
-		_, ok := c.pools.busyProbeOf(c.sandboxes.byID[id])
+	probes, ask, verdict := c.idle.Ask(c.Now.Boot, func(id string) bool {
+		_, ok := c.busyProbeOf(c.sandboxes.Get(id))
 		return ok
 	})
 	for _, p := range probes {
-		sb := c.sandboxes.byID[p.Sandbox]
-		probe, _ := c.pools.busyProbeOf(sb)
+		sb := c.sandboxes.Get(p.Sandbox)
+		probe, _ := c.busyProbeOf(sb)
 		to := netip.AddrPortFrom(sb.IP, probe.Port)
-		c.emit(SendProbe{
+		c.Emit(SendProbe{
 			Stream: c.routers.members.Get(p.Router).Stream, Number: p.Number, ID: p.Sandbox, To: to, Path: probe.Path,
 		})
 	}
 	if len(ask.Sandboxes) > 0 {
 		questions := make([]Question, len(ask.Sandboxes))
 		for i, id := range ask.Sandboxes {
-			s := c.sandboxes.byID[id]
+			s := c.sandboxes.Get(id)
 			questions[i] = Question{ID: id, MinBytes: s.MinBytes}
 		}
 		for _, s := range c.routers.members.Reachable() {
-			c.emit(SendQuiesce{Stream: s.Stream, Number: ask.Round, Questions: questions})
+			c.Emit(SendQuiesce{Stream: s.Stream, Number: ask.Round, Questions: questions})
 		}
 	}
 	c.decide(verdict)
@@ -89,34 +74,24 @@ func (c *Core) reapIdle() {
 // idle.
 func (c *Core) decide(v idle.Verdict) {
 	for _, id := range v.Idle {
-		switch s := c.sandboxes.byID[id]; {
+		switch s := c.sandboxes.Get(id); {
 		case !c.cfg.DryRun:
-			s.reaped = true
-			c.startRelease(s, because(ReasonIdleTimeout))
+			c.sandboxes.End(s, sandboxes.Idle, fact.Because(fact.ReasonIdleTimeout))
 		case s.Phase == Running:
 			use, _ := c.idle.Use(id)
-			c.emit(WouldReap{Sandbox: s.Sandbox, Idle: c.now.Boot - use.At})
+			c.Emit(WouldReap{Sandbox: s.Sandbox, Idle: c.Now.Boot - use.At})
 		}
 	}
 	c.routers.resume(v)
 }
 
-// persistActivity writes the activity of the next sandboxes to their objects, unless it has hardly
-// changed, or another change is on its way.
+// persistActivity writes the activity of the next sandboxes to their objects.
 func (c *Core) persistActivity() {
-	if c.pressure {
+	if c.claims.UnderPressure() {
 		return
 	}
-	for _, id := range c.idle.ToPersist(c.now.Boot) {
-		s := c.sandboxes.byID[id]
+	for _, id := range c.idle.ToPersist(c.Now.Boot) {
 		use, _ := c.idle.Use(id)
-		active := c.now.Wall.Add(use.At - c.now.Boot).Truncate(time.Microsecond)
-		if s.Phase != Running || s.pendingTimeouts > 0 || s.objectRevision.Less(s.Revision) ||
-			active.Sub(s.LastActive) < time.Second {
-			continue
-		}
-		s.LastActive = active
-		s.Revision = c.outbox.Next()
-		c.emit(WriteObject{Sandbox: s.Sandbox, Touch: true})
+		c.sandboxes.Touch(id, c.Now.Wall.Add(use.At-c.Now.Boot).Truncate(time.Microsecond))
 	}
 }

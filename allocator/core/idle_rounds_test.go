@@ -120,7 +120,7 @@ func TestNoRouterGetsTheRouteAfterTheVerdict(t *testing.T) {
 	q := s.asks(1)
 	s.slow = true
 	s.says(q, 1)
-	if f := s.given(); f.Phase != Released || f.Reason != ReasonIdleTimeout {
+	if f := s.given(); f.Phase != Released || f.Reason != fact.ReasonIdleTimeout {
 		t.Fatalf("written: %+v", f)
 	}
 	s.step(SessionJoined{Session: "r", Stream: 2})
@@ -222,7 +222,7 @@ func TestReleasedSandboxIsNotResumed(t *testing.T) {
 	x := s.claim() // r2 cannot have its route, so r2 does not block the question
 	s.pass(idleFor)
 	s.asks(1)
-	s.step(Release{Scope: everyTeam, ID: x.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: x.ID, Reason: fact.ReasonKilled})
 	one[SendRelease](s)
 	s.step(DeclareDead{Token: 6, Session: "r2", By: "o", Reason: "gone"})
 	one[SessionDeclaredDead](s)

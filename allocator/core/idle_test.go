@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
@@ -58,7 +60,7 @@ func only(id string) func(*Sandbox) bool { return func(s *Sandbox) bool { return
 
 // activities lists the activity of at most so many live sandboxes that keep selects.
 func (s *sim) activities(keep func(*Sandbox) bool, most int) []ActivityStatus {
-	return s.core.View().Activities(everything(), Mark{}, keep, most, math.MaxInt).List
+	return s.core.View().Activities(sandboxes.Everything(), Mark{}, keep, most, math.MaxInt).List
 }
 
 // asks returns the only question of the last step, which every stream was asked.
@@ -119,7 +121,7 @@ func TestSilentSandboxIsReleasedWhenAllRoutersAnswered(t *testing.T) {
 	s.says(q, 1)
 	none[SandboxReleased](s)
 	s.says(q, 2, Activity{ID: sb.ID, Age: idleFor})
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonIdleTimeout {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonIdleTimeout {
 		t.Errorf("released: %+v", r.Sandbox)
 	}
 	none[SendResume](s)

@@ -3,6 +3,8 @@ package core
 import (
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // Invariant: P3
@@ -113,14 +115,14 @@ func TestKeyEndsOnlyWhenReleaseIsDurable(t *testing.T) {
 	s.step(Claim{Token: 1, Pool: poolA, Binding: b, Wait: wait})
 	id := one[Claimed](s).Sandbox.ID
 	s.slow = true
-	s.step(Release{Scope: everyTeam, ID: id, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: id, Reason: fact.ReasonKilled})
 	s.step(Claim{Token: 2, Pool: poolA, Binding: b, Wait: wait})
 	none[ClaimRefused](s)
 	s.pass(2 * wait)
 	none[Claimed](s)
 	none[ClaimRefused](s)
 	s.written()
-	if r := one[ClaimRefused](s); r.Token != 2 || r.Why != KeyEnded || r.Sandbox.Reason != ReasonKilled {
+	if r := one[ClaimRefused](s); r.Token != 2 || r.Why != KeyEnded || r.Sandbox.Reason != fact.ReasonKilled {
 		t.Errorf("refused %+v", r)
 	}
 }

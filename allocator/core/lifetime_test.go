@@ -3,6 +3,8 @@ package core
 import (
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // The ends of a life.
@@ -14,9 +16,9 @@ func TestEarliestEndReleasesTheSandbox(t *testing.T) {
 		want     string
 		after    time.Duration
 	}{
-		"end time":         {func(p *Pool) { p.MaxLifetime, p.IdleTimeout = time.Hour, time.Hour }, time.Minute, ReasonEndTime, time.Minute},
-		"maximal lifetime": {func(p *Pool) { p.MaxLifetime, p.IdleTimeout = 30*time.Second, time.Hour }, time.Minute, ReasonMaxLifetime, 30 * time.Second},
-		"idle":             {func(p *Pool) { p.MaxLifetime = time.Hour }, time.Hour, ReasonIdleTimeout, idleFor},
+		"end time":         {func(p *Pool) { p.MaxLifetime, p.IdleTimeout = time.Hour, time.Hour }, time.Minute, fact.ReasonEndTime, time.Minute},
+		"maximal lifetime": {func(p *Pool) { p.MaxLifetime, p.IdleTimeout = 30*time.Second, time.Hour }, time.Minute, fact.ReasonMaxLifetime, 30 * time.Second},
+		"idle":             {func(p *Pool) { p.MaxLifetime = time.Hour }, time.Hour, fact.ReasonIdleTimeout, idleFor},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t)
@@ -45,7 +47,7 @@ func TestSandboxThatDoesNotStartIsReleased(t *testing.T) {
 	s.pass(20*time.Second - time.Millisecond)
 	none[SandboxReleased](s)
 	s.pass(time.Millisecond)
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonStartup {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonStartupTimeout {
 		t.Errorf("released for %s", r.Sandbox.Reason)
 	}
 	if refused := one[ClaimRefused](s); refused.Why != StartFailed {
@@ -94,7 +96,7 @@ func TestSetTimeoutMovesTheEndOnceDurable(t *testing.T) {
 	s.pass(10*time.Second - time.Millisecond)
 	none[SandboxReleased](s)
 	s.pass(time.Millisecond)
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonEndTime {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonEndTime {
 		t.Errorf("released for %s", r.Sandbox.Reason)
 	}
 	s.step(SetTimeout{Scope: everyTeam, Token: 11, ID: sb.ID, Lifetime: time.Minute})

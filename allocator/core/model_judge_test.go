@@ -4,6 +4,10 @@ import (
 	"cmp"
 	"reflect"
 	"slices"
+
+	"github.com/berth-sandbox/berth/allocator/core/claims"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
 )
 
 // activityOnly reports whether what is to be recorded says nothing new but when the
@@ -43,9 +47,9 @@ func (w *world) judgeClaimed(s Sandbox) {
 
 // judgeConfigured: before callers or routers learn of a sandbox, its agent is configured for it.
 func (w *world) judgeConfigured(s Sandbox) {
-	p, q := w.pod(s.Pod), w.core.pods[s.Pod]
-	seen := q == nil || q.seen.Restarts == p.Restarts || p.forgot != s.ID // else the core does not know of the restart
-	if known := w.core.sandboxes.byID[s.ID]; known != nil && known.Phase >= Releasing && p.forgot == s.ID {
+	p, q := w.pod(s.Pod), w.core.pods.Get(s.Pod)
+	seen := q == nil || q.Seen().Restarts == p.Restarts || p.forgot != s.ID // else the core does not know of the restart
+	if known := w.core.sandboxes.Get(s.ID); known != nil && known.Phase >= Releasing && p.forgot == s.ID {
 		seen = false // the restart is why; the step that made the release durable may have sent the route before
 	}
 	if s.Agent.Port != 0 && p.configured != s.ID && seen {
@@ -79,7 +83,7 @@ func (w *world) judgeBatch(e BatchClaimed) {
 	members := w.batches[id]
 	ended := 0 // for another reason than that the batch was not granted
 	for _, s := range members {
-		if r := w.disk.sandboxes[s.ID].Reason; asks.Binding.IdempotencyKey != "" && w.released(s.ID) && (r != ReasonConfigurationFailed && r != ReasonIncomplete || w.pod(s.Pod).forgot == s.ID) {
+		if r := w.disk.sandboxes[s.ID].Reason; asks.Binding.IdempotencyKey != "" && w.released(s.ID) && (r != fact.ReasonConfigurationFailed && r != fact.ReasonBatchIncomplete || w.pod(s.Pod).forgot == s.ID) {
 			ended++
 		}
 	}
@@ -160,31 +164,20 @@ func (w *world) judgeAcknowledged(e Acknowledged) {
 // judgeDiscards: a pool whose template is refused loses warm pods of an earlier
 // template only as far as it has more of them than it asks for.
 func (w *world) judgeDiscards() {
-	for key := range w.core.retirements {
-		q := w.core.pods[key]
-		if w.judged[key] || q == nil {
+	for _, key := range w.core.pods.Keys() {
+		q := w.core.pods.Get(key)
+		if w.judged[key] || q.State() != pods.Going || q.Sandbox() != "" {
 			continue
 		}
 		w.judged[key] = true
-		known, pool := q.pool, w.pool(q.pool.Key)
-		if !known.known || known.Refused == "" || known.Deleting || !q.usable() || q.seen.Used || q.seen.Template == pool.sent.Template {
+		known, pool := q.Group(), w.pool(q.Group().Key)
+		if !known.Known || known.Refused == "" || known.Deleting || q.Withheld() != 0 || q.Seen().Used || q.Seen().Template == pool.sent.Template {
 			continue
 		}
-		if want := wanted(pool.sent, inUse(known)); known.pods.count(podWarm) < want {
-			w.t.Fatalf("pod %s of an earlier template deleted, %d are left, %d are asked for, and the present one is refused", key.Name, known.pods.count(podWarm), want)
+		if want := wanted(pool.sent, known.Count(pods.Claiming, pods.Bound, pods.Claimed)); known.Count(pods.Warm) < want {
+			w.t.Fatalf("pod %s of an earlier template deleted, %d are left, %d are asked for, and the present one is refused", key.Name, known.Count(pods.Warm), want)
 		}
 	}
-}
-
-// inUse counts the pods that hold a sandbox, or are being given one, as far as
-// the core knows.
-func inUse(p *pool) (n int) {
-	for q := range p.pods.in(everyPhase...) {
-		if q.phase == podClaiming || q.phase == podClaimed {
-			n++
-		}
-	}
-	return n
 }
 
 // wanted is how many pods are to be warm beside those in use.
@@ -202,8 +195,8 @@ func (w *world) judgeRoute(s Sandbox) {
 		w.t.Fatalf("%s is said to be on pod %s, which holds %v", s.ID, s.Pod.Name, p.bound)
 	}
 	w.judgeConfigured(s)
-	if q := w.core.pods[s.Pod]; q.seen.IP != s.IP {
-		w.t.Fatalf("%s is said to be at %v, its pod is at %v", s.ID, s.IP, q.seen.IP)
+	if q := w.core.pods.Get(s.Pod).Seen(); q.IP != s.IP {
+		w.t.Fatalf("%s is said to be at %v, its pod is at %v", s.ID, s.IP, q.IP)
 	}
 	if w.disk.sandboxes[s.ID].Phase == Starting {
 		w.t.Fatalf("%s is sent to routers and is starting", s.ID)
@@ -219,42 +212,42 @@ func (w *world) judgeRelease(s Sandbox) {
 	p := w.pod(s.Pod)
 	ok := false
 	switch s.Reason {
-	case ReasonKilled:
+	case fact.ReasonKilled:
 		ok = w.asked[s.ID]
-	case ReasonEndTime:
+	case fact.ReasonEndTime:
 		ok = !s.EndAt.IsZero() && !s.EndAt.After(w.now.Wall)
-	case ReasonIdleTimeout:
+	case fact.ReasonIdleTimeout:
 		ok = s.IdleTimeout > 0 // judgeIdle has judged it
-	case ReasonMaxLifetime:
+	case fact.ReasonMaxLifetime:
 		ok = !s.LifetimeEnd.IsZero() && !s.LifetimeEnd.After(w.now.Wall)
-	case ReasonStartup:
+	case fact.ReasonStartupTimeout:
 		ok = !s.StartBy.IsZero() && !s.StartBy.After(w.now.Wall) && !w.ready[s.ID]
-	case ReasonCanceled:
+	case fact.ReasonCanceled:
 		ok = !w.answered[s.ID]
-	case ReasonIncomplete:
+	case fact.ReasonBatchIncomplete:
 		ok = s.Batch == "" && !w.answered[s.ID] || slices.ContainsFunc(w.batches[s.Batch], func(other Sandbox) bool {
 			return w.released(other.ID) && !w.ready[other.ID] && !w.answered[s.ID] || w.pod(other.Pod).forgot == other.ID
 		})
-	case ReasonPodDeleted:
+	case fact.ReasonPodDeleted:
 		ok = p.Deleting || !p.exists
-	case ReasonFailed:
+	case fact.ReasonFailed:
 		ok = p.Finished
-	case ReasonPodMoved:
+	case fact.ReasonPodMoved:
 		ok = p.moved
-	case ReasonObjectDeleted:
+	case fact.ReasonObjectDeleted:
 		ok = w.unwanted[s.ID]
-	case ReasonStartFailed:
+	case fact.ReasonStartFailed:
 		ok = w.failed[s.ID]
-	case ReasonConfigurationFailed:
+	case fact.ReasonConfigurationFailed:
 		ok = !w.answered[s.ID] || p.forgot == s.ID
-	case ReasonRestart:
+	case fact.ReasonUnexpectedRestart:
 		pool := w.pool(p.pool())
 		ok = p.Restarts > s.Restarts && (!pool.KeepOnRestart || pool.everDeleting || s.Agent.Port != 0)
-	case ReasonAddressShared:
+	case fact.ReasonAddressShared:
 		ok = len(w.hadAddress[s.IP]) > 1
-	case ReasonDuplicate:
+	case fact.ReasonDuplicate:
 		ok = w.tampered[s.ID]
-	case ReasonPoolDeleted:
+	case fact.ReasonPoolDeleted:
 		ok = w.pool(p.pool()).everReleasing
 	}
 	if !ok {
@@ -342,7 +335,7 @@ func (w *world) judgeJob(e Effect) {
 	switch e := e.(type) {
 	case Configure:
 		if v, ok := e.Values.(*valuesOfModel); ok {
-			if v.tried++; v.tried > maxFailures*v.count {
+			if v.tried++; v.tried > claims.MaxFailures*v.count {
 				t.Fatalf("%d agents are configured for a claim of %d sandboxes", v.tried, v.count)
 			}
 		}
@@ -356,7 +349,7 @@ func (w *world) judgeJob(e Effect) {
 		if p := w.pod(e.Pod); len(p.bound) == 0 {
 			t.Fatalf("pod %s is to be recycled, and held no sandbox", p.Key.Name)
 		}
-		w.judgeDelete(DeletePod{e.Pod})
+		w.judgeDelete(DeletePod{Pod: e.Pod})
 	case PoolDrained:
 		for _, p := range w.pods {
 			if p.exists && len(p.bound) > 0 && p.pool() == e.Key {

@@ -82,7 +82,7 @@ func (w *world) checkPodsSettled() {
 		case len(p.bound) > 0:
 			id := p.bound[0]
 			used[p.pool()]++
-			if s := w.core.sandboxes.byID[id]; s == nil || s.Phase != Running {
+			if s := w.core.sandboxes.Get(id); s == nil || s.Phase != Running {
 				t.Fatalf("pod %s is left with %s: %+v", p.Key.Name, id, s)
 			}
 			if r, ok := w.records[id]; !ok || r.Phase != Running {
@@ -101,7 +101,7 @@ func (w *world) checkPodsSettled() {
 		}
 	}
 	for _, p := range w.pools {
-		switch known := w.core.pools.byKey[p.Key]; {
+		switch known := w.core.pools.Find(p.Key); {
 		case p.Deleting && (p.exists || known != nil):
 			t.Fatalf("pool %s is being deleted and still there, known: %v", p.Key.Name, known != nil)
 		case p.Deleting:
@@ -123,7 +123,7 @@ func (w *world) checkPodsSettled() {
 func (w *world) checkRecordsSettled() {
 	t := w.t
 	for id, r := range w.records {
-		if w.core.sandboxes.byID[id] == nil {
+		if w.core.sandboxes.Get(id) == nil {
 			continue // written late by a deposed leader: the next one will find it
 		}
 		if p := w.podOf(id); r.Phase == Running && (p == nil || !p.exists) {

@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 	"github.com/berth-sandbox/berth/envoy"
 )
@@ -210,8 +211,9 @@ func (w *world) table(p profile) []action {
 			w.restart(pick(w, w.pods, func(p *simPod) bool { return p.exists && len(p.bound) > 0 && !w.answered[p.bound[0]] }))
 		}},
 		{"leader changes during configuration", func() {
-			if len(w.core.configuring) > 0 {
+			for range w.core.claims.Configuring() {
 				w.changeLeader()
+				break
 			}
 		}},
 		{"pod deleted", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Deleting = true }) }},
@@ -387,7 +389,7 @@ func (w *world) release() {
 	id := w.anyID()
 	token := w.token()
 	w.releases[token], w.asked[id] = id, true
-	w.step(Release{Scope: everyTeam, Token: token, ID: id, Reason: ReasonKilled})
+	w.step(Release{Scope: everyTeam, Token: token, ID: id, Reason: fact.ReasonKilled})
 }
 
 func (w *world) advance(d time.Duration) {

@@ -320,8 +320,8 @@ var verdicts atomic.Int64
 // judgeVerdicts judges, before anything else happens, which sandboxes the leader has
 // decided to release for being idle.
 func (w *world) judgeVerdicts() {
-	for _, id := range sorted(w.core.sandboxes.byID) {
-		if s := w.core.sandboxes.byID[id]; s.reaped && s.Phase == Releasing && w.judgedBy[id] != w.term {
+	for _, s := range w.core.sandboxes.ByEnd() {
+		if id := s.ID; s.FoundIdle() && s.Phase == Releasing && w.judgedBy[id] != w.term {
 			w.judgedBy[id] = w.term
 			verdicts.Add(1)
 			w.judgeIdle(s.Sandbox)
@@ -378,9 +378,10 @@ func (w *world) seen(envoy int) bool {
 
 // judgeReaped demands that every silent sandbox was released in the end.
 func (w *world) judgeReaped() {
-	for id, s := range w.core.sandboxes.byID {
+	for s := range w.core.sandboxes.All() {
+		id := s.ID
 		used := slices.ContainsFunc(w.uses, func(u *use) bool { return u.id == id })
-		if s.Phase == Running && s.IdleTimeout > 0 && !used && !w.core.closing {
+		if s.Phase == Running && s.IdleTimeout > 0 && !used && !w.core.claims.Closing() {
 			for _, r := range w.routers {
 				w.log("  %s, dead: %v, knows %+v, blind %q", r.id, r.dead, r.tracker.Dump(), r.tracker.LookError())
 			}

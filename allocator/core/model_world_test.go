@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/pods"
 )
 
 type world struct {
@@ -174,7 +176,8 @@ func (w *world) lead() {
 	}
 	w.checkRecovered()
 	w.earlier = map[string]bool{}
-	for id := range w.core.sandboxes.byID {
+	for sb := range w.core.sandboxes.All() {
+		id := sb.ID
 		w.earlier[id] = true
 	}
 	p.guard = NewWatcher(window)
@@ -235,7 +238,7 @@ func (w *world) checkRecovered() {
 		if w.forgotten[id] {
 			continue
 		}
-		s := w.core.sandboxes.byID[id]
+		s := w.core.sandboxes.Get(id)
 		if s == nil {
 			w.t.Fatalf("%s is durable as %+v, the new leader does not know it", id, durable)
 		}
@@ -250,7 +253,7 @@ func (w *world) checkRecovered() {
 		}
 	}
 	for id := range w.answered {
-		if w.core.sandboxes.byID[id] == nil && !w.forgotten[id] {
+		if w.core.sandboxes.Get(id) == nil && !w.forgotten[id] {
 			w.t.Fatalf("%s was answered, the new leader does not know it", id)
 		}
 	}
@@ -259,9 +262,9 @@ func (w *world) checkRecovered() {
 			w.t.Fatalf("session %s: there is one durably: %v, the new leader has %+v", id, there, s)
 		}
 	}
-	for key, q := range w.core.pods {
-		if p := w.pod(key); p.discarded && q.phase != podDeleting {
-			w.t.Fatalf("pod %s is durably to be deleted, the new leader has it in phase %d", key.Name, q.phase)
+	for _, key := range w.core.pods.Keys() {
+		if p, q := w.pod(key), w.core.pods.Get(key); p.discarded && q.State() != pods.Going {
+			w.t.Fatalf("pod %s is durably to be deleted, the new leader has it in state %d", key.Name, q.State())
 		}
 	}
 }
@@ -347,7 +350,7 @@ func version(s string) int {
 
 // do judges the effects of one step and puts them where they belong.
 func (w *world) do(effects []Effect) {
-	most := 20 + 4*(len(w.core.pods)+len(w.core.sandboxes.byID)+8)*(1+len(w.core.routers.members.All()))
+	most := 20 + 4*(w.core.pods.Len()+w.core.sandboxes.Len()+8)*(1+len(w.core.routers.members.All()))
 	if len(effects) > most {
 		w.t.Fatalf("%d effects of one step, expected at most %d", len(effects), most)
 	}

@@ -55,8 +55,8 @@ func TestPodWithoutOwnerIsIgnoredUnlessOnRecord(t *testing.T) {
 	s.step(PodGone{key("a-8")})
 	s.step(PodGone{key("a-9")})
 	s.step(PodGone{key("foreign")})
-	if len(s.core.pools.byKey) != 1 {
-		t.Errorf("pools %v", s.core.pools.byKey)
+	if s.core.pools.Len() != 1 {
+		t.Errorf("pools %v", s.core.pools.Sorted())
 	}
 }
 

@@ -6,6 +6,10 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
+	"github.com/berth-sandbox/berth/allocator/core/pools"
 )
 
 // ---- ports
@@ -36,7 +40,7 @@ func TestChangedPortsReachSandboxesAndRouters(t *testing.T) {
 	ported(t, running, 80, 80)
 	s.release(released.ID)
 	s.slow = true
-	s.step(Release{Scope: everyTeam, ID: releasing.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: releasing.ID, Reason: fact.ReasonKilled})
 	s.step(Claim{Token: 7, Pool: poolA, Wait: wait})
 	s.join("r2", 2)
 	s.join("left", 3)
@@ -198,9 +202,9 @@ func TestTemplateChangeReplacesPodsWithoutEmptyingThePool(t *testing.T) {
 			if want := map[int]int{0: 2, 2: 1}[most]; least < want {
 				t.Errorf("%d warm pods at the least, expected %d", least, want)
 			}
-			for q := range s.core.pools.byKey[poolA].pods.in(everyPhase...) {
-				if q.seen.Template != "t2" || q.phase != podWarm {
-					t.Errorf("left: %+v", q.seen)
+			for q := range s.core.pools.Find(poolA).In(pods.All...) {
+				if q.Seen().Template != "t2" || q.State() != pods.Warm {
+					t.Errorf("left: %+v", q.Seen())
 				}
 			}
 		})
@@ -280,7 +284,7 @@ func TestRefusedTemplateIsNotRetriedUntilItChanges(t *testing.T) {
 	s.step(CreateFailed{Pool: poolA, Name: name})
 	bad := changed(specA(1), notAllowed)
 	s.step(PoolSeen{bad})
-	s.pass(maxRetry)
+	s.pass(pools.MaxRetry)
 	none[CreatePod](s)
 	s.step(PoolSeen{specA(1)})
 	if again := one[CreatePod](s); again.Name != name {
@@ -323,7 +327,7 @@ func TestFailedCreationIsRetriedUnderItsName(t *testing.T) {
 		s.step(CreateFailed{Pool: poolA, Name: name})
 		none[CreatePod](s)
 	}
-	for pause := firstRetry; pause <= 8*firstRetry; pause *= 2 {
+	for pause := pools.FirstRetry; pause <= 8*pools.FirstRetry; pause *= 2 {
 		s.pass(pause - time.Millisecond)
 		none[CreatePod](s)
 		s.pass(time.Millisecond)
@@ -334,7 +338,7 @@ func TestFailedCreationIsRetriedUnderItsName(t *testing.T) {
 		names = append(names[1:], again)
 		s.step(CreateFailed{Pool: poolA, Name: again})
 	}
-	s.pass(maxRetry)
+	s.pass(pools.MaxRetry)
 	s.step(PodSeen{warmPod(one[CreatePod](s).Name)})
 	if again := of[CreatePod](s.effects); len(again) != 2 || again[0].Name != names[1] || again[1].Name != names[2] {
 		t.Errorf("tried %v again, expected %v", again, names[1:])
@@ -395,7 +399,7 @@ func TestPodsOfUnknownPoolAreLeftAlone(t *testing.T) {
 		t.Errorf("unexpected %+v", s.effects)
 	}
 	s.step(PodGone{key("a-1")})
-	if len(s.core.pools.byKey) > 0 {
+	if s.core.pools.Len() > 0 {
 		t.Error("a pool without an object and without pods is kept")
 	}
 }
@@ -404,7 +408,7 @@ func TestPodsOfDeletedPoolAreDeleted(t *testing.T) {
 	s := newSim(t)
 	s.recover(nil, []Pod{warmPod("a-1"), warmPod("a-9")}, facts([]Pod{warmPod("a-9")})...)
 	one[DeletePod](s)
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonPoolDeleted {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonPoolDeleted {
 		t.Errorf("release %+v", r)
 	}
 }

@@ -3,6 +3,9 @@ package core
 import (
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 )
 
 // ---- Sandbox objects that people delete
@@ -19,7 +22,7 @@ func TestSandboxIsReleasedWhenItsObjectIsDeleted(t *testing.T) {
 		s.step(ObjectSeen{ID: "term1-id1", Revision: Revision{Term: 1, Counter: 1}})
 		none[SandboxReleased](s)
 		s.step(ev)
-		if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonObjectDeleted {
+		if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonObjectDeleted {
 			t.Errorf("%s: released %+v", name, r)
 		}
 		if records := of[WriteObject](s.effects); len(records) == 0 || records[len(records)-1].Sandbox.Phase != Released {
@@ -69,7 +72,7 @@ func TestDeletedObjectStaysWhileItsKeyHolds(t *testing.T) {
 			if c.live {
 				s.record(s.step(deleting(sb)))
 			} else {
-				s.record(s.step(Release{Scope: everyTeam, ID: sb.ID, Reason: ReasonKilled}))
+				s.record(s.step(Release{Scope: everyTeam, ID: sb.ID, Reason: fact.ReasonKilled}))
 			}
 			s.deletedAfter(sb.Pod, never)
 			s.record(s.step(PodGone{sb.Pod}))
@@ -118,7 +121,7 @@ func TestDeletedPoolLetsGoOfDeletedObjects(t *testing.T) {
 			s.step(Claim{Token: 1, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k"}, Wait: wait})
 			sb, replacement := one[Claimed](s).Sandbox, one[CreatePod](s)
 			s.record(s.effects)
-			s.record(s.step(Release{Scope: everyTeam, ID: sb.ID, Reason: ReasonKilled}))
+			s.record(s.step(Release{Scope: everyTeam, ID: sb.ID, Reason: fact.ReasonKilled}))
 			s.deletedAfter(sb.Pod, never)
 			s.record(s.step(PodGone{sb.Pod}))
 			sb, _ = s.core.View().Sandbox(sb.ID)
@@ -140,6 +143,7 @@ func TestDeletedPoolLetsGoOfDeletedObjects(t *testing.T) {
 			if f := one[DeleteObject](s); f.ID != sb.ID {
 				t.Errorf("forgotten %+v", f)
 			}
+			s.step(PoolSeen{specA(0)}) // another pool of the name, before the deletion is observed
 			s.step(ObjectGone{sb.ID})
 			none[WriteObject](s)
 			s.step(Claim{Token: 2, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: "k"}, Wait: wait})
@@ -199,10 +203,11 @@ func TestWallClockStepDoesNotKeepRecords(t *testing.T) {
 	}
 	s.pass(25 * time.Hour)
 	s.pass(time.Second)
-	if len(s.core.sandboxes.byID) > 1 {
-		t.Errorf("%d records are left a day later", len(s.core.sandboxes.byID))
+	if s.core.sandboxes.Len() > 1 {
+		t.Errorf("%d records are left a day later", s.core.sandboxes.Len())
 	}
-	for id := range s.core.sandboxes.byID {
+	for sb := range s.core.sandboxes.All() {
+		id := sb.ID
 		if s.core.claims.Keeps(id) {
 			t.Errorf("the key of %s is left a day later", id)
 		}
@@ -234,13 +239,13 @@ func TestUnwrittenRecordDoesNotKeepOthers(t *testing.T) {
 			}
 		}
 		written(s.step(Claim{Token: n, Pool: poolA, Wait: wait}))
-		c := s.core.sandboxes.live.of(everything())[0].Sandbox
-		written(s.step(Release{Scope: everyTeam, ID: c.ID, Reason: ReasonKilled}))
+		c := s.core.sandboxes.Live().Of(sandboxes.Everything())[0].Sandbox
+		written(s.step(Release{Scope: everyTeam, ID: c.ID, Reason: fact.ReasonKilled}))
 		s.deletedAfter(c.Pod, never)
 		written(s.step(PodGone{c.Pod}))
 	}
 	s.pass(25 * time.Hour)
-	if n := len(s.core.sandboxes.byID); n > 1 {
+	if n := s.core.sandboxes.Len(); n > 1 {
 		t.Errorf("%d records a day later; one cannot be written", n)
 	}
 }

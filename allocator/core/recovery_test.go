@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // ---- leaders that follow each other
@@ -22,7 +24,7 @@ func TestPoolWithSandboxIsNotDrainedAtRecovery(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{changed(specA(1), func(p *Pool) { p.Deleting = true })}, []Pod{warmPod("a-1")}, on("a-1", "x"))
 	none[PoolDrained](s)
-	if r := one[SandboxReleased](s); r.Sandbox.ID != "x" || r.Sandbox.Reason != ReasonPoolDeleted {
+	if r := one[SandboxReleased](s); r.Sandbox.ID != "x" || r.Sandbox.Reason != fact.ReasonPoolDeleted {
 		t.Errorf("release %+v", r)
 	}
 }
@@ -30,7 +32,7 @@ func TestPoolWithSandboxIsNotDrainedAtRecovery(t *testing.T) {
 // What a leader finds in the journal, in the Sandbox object and of the pod, and
 // what it makes of it.
 func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
-	fact := func(phase Phase, counter uint64) []Fact {
+	journaled := func(phase Phase, counter uint64) []Fact {
 		f := on("a-1", "x")
 		if phase == Released {
 			f = released("a-1", "x")
@@ -39,7 +41,7 @@ func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
 		return []Fact{f}
 	}
 	object := func(phase Phase, counter uint64) []Sandbox {
-		return []Sandbox{*sandboxOf(fact(phase, counter)[0])}
+		return []Sandbox{*sandboxOf(journaled(phase, counter)[0])}
 	}
 	there := []Pod{warmPod("a-1")}
 	seen := func(change func(*Pod)) []Pod { return []Pod{with(warmPod("a-1"), change)} }
@@ -52,20 +54,20 @@ func TestRecoveryFindsEverySandboxInItsState(t *testing.T) {
 		reason  string // of the release that recovery finds out about
 		record  bool   // a state is to be recorded
 	}{
-		{"in the journal only", there, fact(Running, 5), nil, Running, "", true},
+		{"in the journal only", there, journaled(Running, 5), nil, Running, "", true},
 		{"in the object only", there, nil, object(Running, 5), Running, "", false},
-		{"in both", there, fact(Running, 5), object(Running, 5), Running, "", false},
-		{"the journal is ahead", there, fact(Released, 6), object(Running, 5), Released, "", true},
-		{"the object is ahead", there, fact(Running, 5), object(Released, 6), Released, "", false},
+		{"in both", there, journaled(Running, 5), object(Running, 5), Running, "", false},
+		{"the journal is ahead", there, journaled(Released, 6), object(Running, 5), Released, "", true},
+		{"the object is ahead", there, journaled(Running, 5), object(Released, 6), Released, "", false},
 		{"ended, but its pod is still there", there, nil, object(Ended, 7), Released, "", true},
-		{"its labels say that it was used", seen(func(p *Pod) { p.Used = true }), fact(Running, 5), nil, Running, "", true},
-		{"being deleted", seen(func(p *Pod) { p.Deleting = true }), fact(Running, 5), nil, Released, ReasonPodDeleted, true},
-		{"finished", seen(func(p *Pod) { p.Finished = true }), nil, object(Running, 5), Released, ReasonFailed, true},
-		{"moved", seen(func(p *Pod) { p.IP = netip.MustParseAddr("10.9.9.9") }), nil, object(Running, 5), Released, ReasonPodMoved, true},
-		{"replaced by another of its name", seen(func(p *Pod) { p.Key.UID = "other" }), fact(Running, 5), nil, Released, ReasonPodDeleted, true},
-		{"gone", nil, fact(Running, 5), nil, Released, ReasonPodDeleted, true},
-		{"gone, while it was starting", nil, fact(Starting, 5), nil, Released, ReasonPodDeleted, true},
-		{"gone, released before", nil, fact(Released, 6), nil, Released, "", true},
+		{"its labels say that it was used", seen(func(p *Pod) { p.Used = true }), journaled(Running, 5), nil, Running, "", true},
+		{"being deleted", seen(func(p *Pod) { p.Deleting = true }), journaled(Running, 5), nil, Released, fact.ReasonPodDeleted, true},
+		{"finished", seen(func(p *Pod) { p.Finished = true }), nil, object(Running, 5), Released, fact.ReasonFailed, true},
+		{"moved", seen(func(p *Pod) { p.IP = netip.MustParseAddr("10.9.9.9") }), nil, object(Running, 5), Released, fact.ReasonPodMoved, true},
+		{"replaced by another of its name", seen(func(p *Pod) { p.Key.UID = "other" }), journaled(Running, 5), nil, Released, fact.ReasonPodDeleted, true},
+		{"gone", nil, journaled(Running, 5), nil, Released, fact.ReasonPodDeleted, true},
+		{"gone, while it was starting", nil, journaled(Starting, 5), nil, Released, fact.ReasonPodDeleted, true},
+		{"gone, released before", nil, journaled(Released, 6), nil, Released, "", true},
 		{"gone, ended before", nil, nil, object(Ended, 7), Ended, "", false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -137,7 +139,7 @@ func TestConflictingPodsOfOneSandboxAreBothRefused(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newSimAt(t, 2, start)
-			fact, _ := record(tt.fact, tt.inFact, sandboxOf(tt.fact).Phase)
+			inJournal, _ := record(tt.fact, tt.inFact, sandboxOf(tt.fact).Phase)
 			_, object := record(tt.object, tt.inFile, sandboxOf(tt.object).Phase)
 			var pods []Pod
 			for _, name := range []string{"a-1", "a-2"} {
@@ -147,12 +149,12 @@ func TestConflictingPodsOfOneSandboxAreBothRefused(t *testing.T) {
 			}
 			s.recoverState(State{
 				Pools: []Pool{specA(2)}, Nodes: []string{"n1"}, Pods: pods,
-				Facts: []Fact{fact, {Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r"}}}, Objects: []Sandbox{object},
+				Facts: []Fact{inJournal, {Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r"}}}, Objects: []Sandbox{object},
 			})
 			one[Repaired](s)
 			none[DeletePod](s)
 			if !tt.released {
-				if r := one[SandboxReleased](s); r.Sandbox.ID != "x" || r.Sandbox.Reason != ReasonDuplicate {
+				if r := one[SandboxReleased](s); r.Sandbox.ID != "x" || r.Sandbox.Reason != fact.ReasonDuplicate {
 					t.Errorf("released %+v", r)
 				}
 			}
@@ -202,13 +204,13 @@ func TestNextLeadersKeepConflictingPodUntilItsFence(t *testing.T) {
 		{"another address", with(first, func(p *Pod) { p.IP = second.IP }), []Pod{first}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			fact := on("a-1", "x")
-			fact.Revision.Counter, sandboxOf(fact).Revision.Counter = 5, 5
-			object := *sandboxOf(fact)
+			inJournal := on("a-1", "x")
+			inJournal.Revision.Counter, sandboxOf(inJournal).Revision.Counter = 5, 5
+			object := *sandboxOf(inJournal)
 			object.Pod, object.IP = tt.object.Key, tt.object.IP
 			router := Fact{Revision: Revision{Term: 1, Counter: 1}, Subject: &SessionFact{ID: "r"}}
 
-			facts, records, pods := []Fact{fact, router}, []Sandbox{object}, tt.pods
+			facts, records, pods := []Fact{inJournal, router}, []Sandbox{object}, tt.pods
 			var s *sim
 			noneSettled := func(effects []Effect) {
 				for _, e := range of[Settle](effects) {

@@ -4,6 +4,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
 )
 
 func recyclable(name string) Pod {
@@ -65,7 +68,7 @@ func TestRecycledPodIsWarmOnlyWhenProven(t *testing.T) {
 func TestLifeWithoutProofIsDeletedInTime(t *testing.T) {
 	s := recycled(t, func(*Pod) {})
 	s.step(PodSeen{with(again(recyclable("a-1")), func(p *Pod) { p.Why = "container berth-clean: exit code 1" })})
-	s.pass(proofWithin - 1)
+	s.pass(pods.ProofWithin - 1)
 	none[DeletePod](s)
 	s.pass(1)
 	if f := one[IdlePodFailed](s).Failure; f.Reason != PodNeverReady || !strings.HasSuffix(f.Why, "within 2m0s: container berth-clean: exit code 1") {
@@ -101,7 +104,7 @@ func TestPodDeletedInsteadOfRecycledIsReplaced(t *testing.T) {
 func TestPodOfAFailedSandboxIsDeletedAndNotRecycled(t *testing.T) {
 	s := newSimAt(t, 2, start)
 	f := released("a-1", "id1")
-	sandboxOf(f).Pod, sandboxOf(f).Cause = recyclable("a-1").Key, because(ReasonStartFailed)
+	sandboxOf(f).Pod, sandboxOf(f).Cause = recyclable("a-1").Key, fact.Because(fact.ReasonStartFailed)
 	s.recover([]Pool{specRecycle(1, 1)}, []Pod{with(recyclable("a-1"), func(p *Pod) { p.Used = true })}, f)
 	s.pass(window)
 	none[RecyclePod](s)
@@ -175,7 +178,7 @@ func TestChangedLifeOfClaimedPodEndsItsSandbox(t *testing.T) {
 	s.join("r1", 1)
 	sb := s.claim()
 	s.step(PodSeen{proven(again(recyclable("a-1")))})
-	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != ReasonPodDeleted {
+	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != fact.ReasonPodDeleted {
 		t.Fatalf("released: %+v", r)
 	}
 	s.step(Claim{Token: 9, Pool: poolA, Wait: time.Minute})
@@ -219,8 +222,8 @@ func TestLifeThatCannotBeCleanedIsDeletedAtOnce(t *testing.T) {
 	if len(pods) != 1 || pods[0] != again(recyclable("a-1")).Key || len(ended) != 1 || ended[0] != NotProven {
 		t.Errorf("deleted %v, ended %v", pods, ended)
 	}
-	if b := s.core.pools.of(poolA).backOff; b.pause != 0 {
-		t.Errorf("the pool pauses: %+v", b)
+	if s.core.pools.Of(poolA).BackedOff() {
+		t.Error("the pool pauses")
 	}
 }
 
@@ -233,12 +236,12 @@ func TestLateRestartDoesNotPauseThePool(t *testing.T) {
 	s.release(sb.ID)
 	s.pass(window)
 	s.step(PodSeen{again(recyclable("a-1"))})
-	pods, ended := s.deleted(proofWithin)
+	pods, ended := s.deleted(pods.ProofWithin)
 	if len(pods) != 1 || len(ended) != 1 || ended[0] != NotProven {
 		t.Errorf("deleted %v, ended %v", pods, ended)
 	}
-	if b := s.core.pools.of(poolA).backOff; b.pause != 0 {
-		t.Errorf("the pool pauses: %+v", b)
+	if s.core.pools.Of(poolA).BackedOff() {
+		t.Error("the pool pauses")
 	}
 }
 
@@ -247,7 +250,7 @@ func TestLifeThatDoesNotEndIsDeletedInTime(t *testing.T) {
 	s := recycled(t, func(*Pod) {})
 	one[RecyclePod](s)
 	s.step(Claim{Token: 9, Pool: poolA, Wait: wait})
-	pods, ended := s.deleted(proofWithin)
+	pods, ended := s.deleted(pods.ProofWithin)
 	if len(pods) != 1 || pods[0] != recyclable("a-1").Key || len(ended) != 1 || ended[0] != NotProven {
 		t.Errorf("deleted %v, ended %v", pods, ended)
 	}
@@ -273,7 +276,7 @@ func TestUnreadyPodOfProvenLifeStays(t *testing.T) {
 	s.step(PodSeen{again(recyclable("a-1"))})
 	s.step(PodSeen{proven(again(recyclable("a-1")))})
 	one[RecycleEnded](s)
-	s.pass(proofWithin - time.Second)
+	s.pass(pods.ProofWithin - time.Second)
 	s.step(PodSeen{with(proven(again(recyclable("a-1"))), unready)})
 	if pods, ended := s.deleted(time.Minute); len(pods)+len(ended) > 0 {
 		t.Errorf("deleted %v, ended %v", pods, ended)

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 func TestSnapshotHoldsOnlyRunningSandboxes(t *testing.T) {
@@ -16,7 +18,7 @@ func TestSnapshotHoldsOnlyRunningSandboxes(t *testing.T) {
 	s.release(released.ID)
 	s.slow = true
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait}) // not durable yet
-	s.step(Release{Scope: everyTeam, ID: releasing.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: releasing.ID, Reason: fact.ReasonKilled})
 	s.step(SessionJoined{Session: "r", Stream: 1})
 	var got []string
 	for _, r := range one[SendSnapshot](s).Routes {
@@ -36,7 +38,7 @@ func TestResolveAnswersRunningGoneAndUnknown(t *testing.T) {
 	s.release(released.ID)
 	for id, want := range map[string]SendResolved{
 		running.ID: {Stream: 1, ID: running.ID, Sandbox: &running}, "x": {Stream: 1, ID: "x"},
-		released.ID: {Stream: 1, ID: released.ID, Gone: true, End: End{ReasonKilled, s.now.Wall}},
+		released.ID: {Stream: 1, ID: released.ID, Gone: true, End: End{Reason: fact.ReasonKilled, At: s.now.Wall}},
 	} {
 		s.step(Resolve{Session: "r", Stream: 1, ID: id})
 		if got := one[SendResolved](s); !reflect.DeepEqual(got, want) {
@@ -59,7 +61,7 @@ func TestEndsAreSentForPublicSandboxesOnly(t *testing.T) {
 		id := one[Claimed](s).Sandbox.ID
 		want := End{}
 		if access == AccessPublic {
-			want = End{ReasonKilled, s.now.Wall}
+			want = End{Reason: fact.ReasonKilled, At: s.now.Wall}
 		}
 		s.release(id)
 		if got := one[SendRelease](s); !slices.Equal(got.IDs, []string{id}) || !slices.Equal(got.Ends, []End{want}) {
@@ -97,7 +99,7 @@ func TestResolveNeverAnswersGoneBeforeDurable(t *testing.T) {
 	s.step(Claim{Token: 1, Pool: poolA, Wait: wait})
 	sb := one[StartSandbox](s).Sandbox
 	s.slow = true
-	s.step(Release{Scope: everyTeam, Token: 2, ID: sb.ID, Reason: ReasonKilled}) // handed to the writer
+	s.step(Release{Scope: everyTeam, Token: 2, ID: sb.ID, Reason: fact.ReasonKilled}) // handed to the writer
 	s.step(Resolve{Session: "r", Stream: 1, ID: sb.ID})
 	if r := one[SendResolved](s); r.Gone || !r.Starting {
 		t.Errorf("resolved %+v", r)

@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+
+	"github.com/berth-sandbox/berth/allocator/core/pods"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 )
 
 // RouteStatus says whether requests reach a sandbox, and why.
@@ -49,13 +52,13 @@ const maxRouters = 100
 
 // Route returns the route of a sandbox, or false if there is no such sandbox within the scope.
 func (v View) Route(id string, scope Scope) (st RouteStatus, ok bool) {
-	sb := v.c.sandboxes.seen(id, scope)
+	sb := v.c.sandboxes.Seen(id, scope)
 	if sb == nil {
 		return st, false
 	}
-	st.Sandbox, st.Why = sb.Sandbox, sb.routeWhy()
-	if p := v.c.pods[sb.Pod]; p != nil && !p.seen.Ready {
-		st.NotReady = p.seen.Why
+	st.Sandbox, st.Why = sb.Sandbox, routeWhy(sb)
+	if p := v.c.pods.Get(sb.Pod); p != nil && !p.Seen().Ready {
+		st.NotReady = p.Seen().Why
 		if st.NotReady == "" {
 			st.NotReady = "it is not Ready"
 		}
@@ -81,19 +84,19 @@ func (v View) Route(id string, scope Scope) (st RouteStatus, ok bool) {
 	return st, true
 }
 
-func (sb *sandbox) routeWhy() RouteWhy {
+func routeWhy(sb *sandboxes.Sandbox) RouteWhy {
 	switch {
 	case sb.Phase == Ended:
 		return RouteEnded
 	case sb.Phase == Released:
 		return RouteReleased
-	case sb.routable() && sb.Phase == Running:
+	case sb.Routable() && sb.Phase == Running:
 		return RouteServed
-	case sb.routable():
+	case sb.Routable():
 		return RouteEnding
-	case sb.lost:
+	case sb.IsLost():
 		return RouteLost
-	case sb.reaped:
+	case sb.FoundIdle():
 		return RouteReaped
 	case sb.Phase == Starting:
 		return RouteStarting
@@ -104,14 +107,14 @@ func (sb *sandbox) routeWhy() RouteWhy {
 // PendingPods lists the pods of a pool that are not ready, at most so many, and first those of which
 // it is known why. It returns how many more there are.
 func (v View) PendingPods(key PoolKey, most int) (list []PodKey, others int) {
-	pool := v.c.pools.byKey[key]
+	pool := v.c.pools.Find(key)
 	if pool == nil {
 		return nil, 0
 	}
-	all := pool.pods.sorted(podPending)
-	slices.SortStableFunc(all, func(a, b *pod) int { return cmp.Compare(min(1, len(b.seen.Why)), min(1, len(a.seen.Why))) })
+	all := pool.Sorted(pods.Pending)
+	slices.SortStableFunc(all, func(a, b *pods.Pod) int { return cmp.Compare(min(1, len(b.Seen().Why)), min(1, len(a.Seen().Why))) })
 	for _, p := range all[:min(most, len(all))] {
-		list = append(list, p.seen.Key)
+		list = append(list, p.Key())
 	}
 	return list, len(all) - len(list)
 }

@@ -3,6 +3,8 @@ package core
 import (
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // The next leader goes by the object: requests must not reach it before its hook has
@@ -14,7 +16,7 @@ func TestNewEndOfStartingSandboxKeepsItsPhase(t *testing.T) {
 	id := one[StartSandbox](s).Sandbox.ID
 	s.slow = true
 	s.step(SetTimeout{Scope: everyTeam, Token: 2, ID: id, Lifetime: time.Minute})
-	s.step(Release{Scope: everyTeam, Token: 3, ID: id, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 3, ID: id, Reason: fact.ReasonKilled})
 	s.effects = s.stepCore(Written{})
 	if r := one[WriteObject](s).Sandbox; r.Phase != Starting {
 		t.Errorf("recorded in phase %d", r.Phase)

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -134,7 +136,7 @@ var sentences = []sentence{
 		id := s.id(a[0])
 		token := s.w.token()
 		s.w.releases[token], s.w.asked[id] = id, true
-		s.w.step(Release{Scope: everyTeam, Token: token, ID: id, Reason: ReasonKilled})
+		s.w.step(Release{Scope: everyTeam, Token: token, ID: id, Reason: fact.ReasonKilled})
 	}),
 	says(`the pod of (\w+) is deleted`, func(s *scenario, a []string) {
 		s.w.write(s.pod(a[0]), func(p *Pod) { p.Deleting = true })
@@ -331,8 +333,8 @@ func (s *scenario) id(name string) string {
 	return id
 }
 
-func (s *scenario) sandbox(name string) *sandbox {
-	sb := s.w.core.sandboxes.byID[s.id(name)]
+func (s *scenario) sandbox(name string) *sandboxes.Sandbox {
+	sb := s.w.core.sandboxes.Get(s.id(name))
 	if sb == nil {
 		s.tb.Fatalf("%s is not known any more", name)
 	}

@@ -8,6 +8,8 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core/fence"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
 	"github.com/berth-sandbox/berth/allocator/core/member"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
+	"github.com/berth-sandbox/berth/allocator/core/step"
 )
 
 // expiry is how long after the receipt of its last ping a router with this max-stale counts as
@@ -20,10 +22,10 @@ func (c Config) expiry(maxStale time.Duration) time.Duration {
 
 // routers sends the routers their messages, and keeps the ledgers in step that know their sessions.
 type routers struct {
-	*step
+	*step.Current
 	cfg       *Config
 	outbox    *fact.Outbox
-	sandboxes *sandboxTable
+	sandboxes *sandboxes.Table
 	members   *member.Ledger
 	fences    *fence.Ledger
 	idle      *idle.Ledger
@@ -43,10 +45,10 @@ func (r *routers) join(ev SessionJoined) {
 	r.longest = max(r.longest, ev.MaxStale)
 	ok, banned, withdrawn := r.members.MayJoin(ev.Session, ev.Gateway)
 	for _, token := range withdrawn {
-		r.emit(DeadDeclared{Token: token, Status: DeclareConnected})
+		r.Emit(DeadDeclared{Token: token, Status: DeclareConnected})
 	}
 	if !ok { // unless it is banned it tries again, and learns the reason then
-		r.emit(CloseStream{Stream: ev.Stream, Banned: banned})
+		r.Emit(CloseStream{Stream: ev.Stream, Banned: banned})
 		return
 	}
 	if s := r.members.Get(ev.Session); s != nil && r.members.Learn(s, ev.MaxStale, ev.Gateway) {
@@ -54,22 +56,22 @@ func (r *routers) join(ev SessionJoined) {
 		// before that is durable: it tries again.
 		f := r.factOf(s)
 		f.From = s.From
-		r.outbox.Commit(r.now.Boot, f, true, func(Revision, time.Duration) { r.members.Learned(s) })
-		r.emit(CloseStream{Stream: ev.Stream})
+		r.outbox.Commit(r.Now.Boot, f, true, func(Revision, time.Duration) { r.members.Learned(s) })
+		r.Emit(CloseStream{Stream: ev.Stream})
 		return
 	}
 	if s := r.members.Get(ev.Session); s != nil && s.Stream != 0 {
-		r.emit(CloseStream{Stream: s.Stream})
+		r.Emit(CloseStream{Stream: s.Stream})
 		r.disconnect(s)
 	}
-	r.resume(r.idle.Joined(ev.Session, r.now.Boot))
-	s, isNew := r.members.Join(ev.Session, ev.From, ev.MaxStale, ev.Gateway, ev.Stream, r.now.Boot)
+	r.resume(r.idle.Joined(ev.Session, r.Now.Boot))
+	s, isNew := r.members.Join(ev.Session, ev.From, ev.MaxStale, ev.Gateway, ev.Stream, r.Now.Boot)
 	if isNew {
 		// The session must be durable before the router receives a route, because the next
 		// leader must wait for every router that has one, for as long as its own max-stale.
 		f := r.factOf(s)
 		f.From = ev.From
-		r.outbox.Commit(r.now.Boot, f, true, func(Revision, time.Duration) {
+		r.outbox.Commit(r.Now.Boot, f, true, func(Revision, time.Duration) {
 			if r.members.Recorded(s) {
 				r.welcome(s)
 			}
@@ -93,7 +95,7 @@ func (r *routers) isLonger(f *SessionFact) bool { return f.MaxStale > r.cfg.MaxS
 
 // know makes a session known whose router is not connected to this leader.
 func (r *routers) know(s member.Session) *member.Session {
-	r.resume(r.idle.Known(s.ID, r.now.Boot))
+	r.resume(r.idle.Known(s.ID, r.Now.Boot))
 	return r.members.Add(s)
 }
 
@@ -102,18 +104,18 @@ func (r *routers) recover(f *SessionFact, revision Revision) {
 	if r.isLonger(f) && !f.Longer { // the value of the allocators was lowered since
 		longer := *f
 		longer.Longer = true
-		revision = r.outbox.Commit(r.now.Boot, &longer, true, func(Revision, time.Duration) {}).Revision()
+		revision = r.outbox.Commit(r.Now.Boot, &longer, true, func(Revision, time.Duration) {}).Revision()
 	}
 	switch {
 	case f.Declared != nil:
-		r.members.Ban(f.ID, revision, 0, r.now.Boot+r.cfg.expiry(f.MaxStale))
+		r.members.Ban(f.ID, revision, 0, r.Now.Boot+r.cfg.expiry(f.MaxStale))
 	case f.Left: // the objects may not show yet what it left open
-		r.idle.Known(f.ID, r.now.Boot)
-		r.idle.End(f.ID, false, r.now.Boot+r.cfg.expiry(f.MaxStale), r.now.Boot)
+		r.idle.Known(f.ID, r.Now.Boot)
+		r.idle.End(f.ID, false, r.Now.Boot+r.cfg.expiry(f.MaxStale), r.Now.Boot)
 		r.settleEnd(f.ID, revision, true)
 	default:
 		r.know(member.Session{
-			ID: f.ID, From: f.From, Durable: true, Earlier: f.Earlier, MaxStale: f.MaxStale, Assumed: f.Assumed, Gateway: f.Gateway, LastPing: r.now.Boot + r.cfg.Lease,
+			ID: f.ID, From: f.From, Durable: true, Earlier: f.Earlier, MaxStale: f.MaxStale, Assumed: f.Assumed, Gateway: f.Gateway, LastPing: r.Now.Boot + r.cfg.Lease,
 		})
 	}
 }
@@ -122,7 +124,7 @@ func (r *routers) recover(f *SessionFact, revision Revision) {
 func (r *routers) welcome(s *member.Session) {
 	sequence := r.members.FirstSequence(s)
 	r.fences.SentSnapshot(s.ID, sequence)
-	r.emit(SendSnapshot{Stream: s.Stream, Sequence: sequence, Routes: r.sandboxes.routable()})
+	r.Emit(SendSnapshot{Stream: s.Stream, Sequence: sequence, Routes: r.sandboxes.Routable()})
 	r.pong(s)
 }
 
@@ -130,7 +132,7 @@ func (r *routers) welcome(s *member.Session) {
 // look of the router that names this pong is known to have begun after now.
 func (r *routers) pong(s *member.Session) {
 	if nonce, ok := r.members.Pong(s); ok {
-		r.emit(SendPong{Stream: s.Stream, Nonce: nonce, Keep: r.members.Reports(s)})
+		r.Emit(SendPong{Stream: s.Stream, Nonce: nonce, Keep: r.members.Reports(s)})
 		r.idle.Ponged(s.ID, nonce)
 	}
 }
@@ -149,24 +151,24 @@ func (r *routers) left(ev SessionLeft) {
 func (r *routers) disconnect(s *member.Session) {
 	r.members.Disconnect(s)
 	r.fences.Disconnected(s.ID)
-	r.resume(r.idle.Left(s.ID, r.now.Boot))
+	r.resume(r.idle.Left(s.ID, r.Now.Boot))
 	r.changed = slices.AppendSeq(r.changed, r.fences.UnderWay()) // callers of Release may not wait for it
 }
 
 // goodbye ends the session of a router that leaves cleanly. Its stream is closed when the end is
 // durable.
 func (r *routers) goodbye(ev SessionGoodbye) {
-	s, here := r.members.Goodbye(ev.Session, ev.Gateway, ev.Stream, r.now.Boot)
+	s, here := r.members.Goodbye(ev.Session, ev.Gateway, ev.Stream, r.Now.Boot)
 	if s == nil {
 		return
 	}
 	var mayBeOpen bool
 	f := r.factOf(s)
 	f.Left = true
-	r.outbox.Commit(r.now.Boot, f, true, func(revision Revision, _ time.Duration) {
+	r.outbox.Commit(r.Now.Boot, f, true, func(revision Revision, _ time.Duration) {
 		r.settleEnd(s.ID, revision, mayBeOpen)
 		if ev.Stream != 0 {
-			r.emit(CloseStream{Stream: ev.Stream, Left: true})
+			r.Emit(CloseStream{Stream: ev.Stream, Left: true})
 		}
 	})
 	mayBeOpen = r.end(s, ev.Looked && here, r.members.ExpiresAt(s))
@@ -175,14 +177,14 @@ func (r *routers) goodbye(ev SessionGoodbye) {
 // dead ends the session of a router whose process another router has proven to have ended, or keeps the
 // report until the stream of the session has ended.
 func (r *routers) dead(ev SessionDead) {
-	s, by := r.members.Dead(ev.Session, ev.By, ev.Gateway, r.now.Boot)
+	s, by := r.members.Dead(ev.Session, ev.By, ev.Gateway, r.Now.Boot)
 	if s == nil {
 		return
 	}
 	r.ending(s)
 	f := r.factOf(s)
 	f.Left = true
-	r.outbox.Commit(r.now.Boot, f, by != nil, func(revision Revision, _ time.Duration) {
+	r.outbox.Commit(r.Now.Boot, f, by != nil, func(revision Revision, _ time.Duration) {
 		r.settleEnd(s.ID, revision, true)
 		if by != nil {
 			r.members.DeathRecorded(by)
@@ -193,7 +195,7 @@ func (r *routers) dead(ev SessionDead) {
 }
 
 func (r *routers) ping(ev SessionPing) {
-	if s := r.members.Ping(ev.Stream, ev.Nonce, r.now.Boot); s != nil {
+	if s := r.members.Ping(ev.Stream, ev.Nonce, r.Now.Boot); s != nil {
 		r.pong(s)
 	}
 }
@@ -209,12 +211,12 @@ func (r *routers) acknowledge(ev SessionAck) {
 func (r *routers) expire(s *member.Session) {
 	r.ending(s)
 	if s.Stream != 0 {
-		r.emit(CloseStream{Stream: s.Stream})
+		r.Emit(CloseStream{Stream: s.Stream})
 		r.disconnect(s)
 	}
 	f := r.factOf(s)
 	f.Left = true
-	r.outbox.Commit(r.now.Boot, f, true, func(revision Revision, _ time.Duration) { // the router may wait to join
+	r.outbox.Commit(r.Now.Boot, f, true, func(revision Revision, _ time.Duration) { // the router may wait to join
 		if !s.Ended() { // else in another way
 			r.end(s, false, r.members.ExpiresAt(s))
 		}
@@ -235,9 +237,9 @@ func (r *routers) ending(s *member.Session) {
 func (r *routers) end(s *member.Session, looked bool, until time.Duration) (mayBeOpen bool) {
 	r.ending(s)
 	if stream := r.members.End(s); stream != 0 {
-		r.emit(CloseStream{Stream: stream})
+		r.Emit(CloseStream{Stream: stream})
 	}
-	mayBeOpen, verdict := r.idle.End(s.ID, looked, until, r.now.Boot)
+	mayBeOpen, verdict := r.idle.End(s.ID, looked, until, r.Now.Boot)
 	r.resume(verdict)
 	r.changed = append(r.changed, r.fences.Remove(s.ID)...)
 	return mayBeOpen
@@ -256,28 +258,28 @@ type journaledEnd struct {
 // activity.
 func (r *routers) settleEnd(session string, revision Revision, mayBeOpen bool) {
 	if mayBeOpen {
-		r.ends = append(r.ends, journaledEnd{r.now.Boot + persistLag, session, revision})
+		r.ends = append(r.ends, journaledEnd{r.Now.Boot + persistLag, session, revision})
 	} else {
-		r.emit(Settle{SessionID(session), revision})
+		r.Emit(Settle{Thing: SessionID(session), Revision: revision})
 	}
 }
 
 // tick ends the sessions and the bans whose time is over, and has the journal drop the ends that it
 // has kept for long enough. Every fence may go on.
 func (r *routers) tick() {
-	for _, s := range r.members.Expired(r.now.Boot) {
+	for _, s := range r.members.Expired(r.Now.Boot) {
 		r.expire(s)
 	}
-	for _, b := range r.members.Lift(r.now.Boot) {
-		r.emit(Settle{SessionID(b.Session), b.Fact})
+	for _, b := range r.members.Lift(r.Now.Boot) {
+		r.Emit(Settle{Thing: SessionID(b.Session), Revision: b.Fact})
 	}
 	kept := r.ends[:0]
 	for _, e := range r.ends {
 		if r.idle.MayBeOpen(e.session) {
-			e.until = r.now.Boot + persistLag
+			e.until = r.Now.Boot + persistLag
 		}
-		if e.until <= r.now.Boot {
-			r.emit(Settle{SessionID(e.session), e.revision})
+		if e.until <= r.Now.Boot {
+			r.Emit(Settle{Thing: SessionID(e.session), Revision: e.revision})
 		} else {
 			kept = append(kept, e)
 		}
@@ -287,12 +289,12 @@ func (r *routers) tick() {
 }
 
 // sendRoute sends the route of a sandbox to all connected routers.
-func (r *routers) sendRoute(sb *sandbox) {
-	if !sb.routable() {
+func (r *routers) sendRoute(sb *sandboxes.Sandbox) {
+	if !sb.Routable() {
 		return
 	}
 	for _, s := range r.members.Reachable() { // the others get it with their snapshot
-		r.emit(SendRoute{Stream: s.Stream, Sequence: r.members.SentRoute(s, sb.ID), Sandbox: sb.Sandbox})
+		r.Emit(SendRoute{Stream: s.Stream, Sequence: r.members.SentRoute(s, sb.ID), Sandbox: sb.Sandbox})
 	}
 }
 
@@ -308,11 +310,11 @@ func (r *routers) sendReleases() {
 			r.fences.Sent(s.ID, sequence, ids)
 			ends := make([]End, len(ids))
 			for i, id := range ids {
-				if sb := r.sandboxes.byID[id]; sb != nil {
+				if sb := r.sandboxes.Get(id); sb != nil {
 					ends[i] = endOf(&sb.Sandbox)
 				}
 			}
-			r.emit(SendRelease{Stream: s.Stream, Sequence: sequence, IDs: ids, Ends: ends})
+			r.Emit(SendRelease{Stream: s.Stream, Sequence: sequence, IDs: ids, Ends: ends})
 		}
 	}
 	r.fences.AllSent()
@@ -324,14 +326,14 @@ func (r *routers) report(ev Report) {
 	if s := r.members.OfStream(ev.Stream); s != nil && s.Durable {
 		r.idle.Report(s.ID, idle.Report{
 			Activities: ev.Activities, Gateway: ev.Gateway, Nonce: ev.Nonce, Took: ev.Took, Blind: ev.Blind,
-		}, r.now.Boot)
+		}, r.Now.Boot)
 	}
 }
 
 // probed records the answer of a pod to a probe.
 func (r *routers) probed(ev Probed) {
 	if s := r.members.OfStream(ev.Stream); s != nil {
-		r.idle.Probed(ev.ID, ev.Number, ev.Busy, r.now.Boot)
+		r.idle.Probed(ev.ID, ev.Number, ev.Busy, r.Now.Boot)
 	}
 }
 
@@ -342,7 +344,7 @@ func (r *routers) resume(v idle.Verdict) {
 		return
 	}
 	for _, s := range r.members.Reachable() {
-		r.emit(SendResume{Stream: s.Stream, IDs: v.Resume})
+		r.Emit(SendResume{Stream: s.Stream, IDs: v.Resume})
 	}
 }
 
@@ -352,31 +354,24 @@ func (c *Core) resolve(ev Resolve) {
 		return
 	}
 	e := SendResolved{Stream: ev.Stream, ID: ev.ID}
-	if s := c.sandboxes.byID[ev.ID]; s != nil {
+	if s := c.sandboxes.Get(ev.ID); s != nil {
 		switch {
-		case s.routable():
+		case s.Routable():
 			found := s.Sandbox
 			e.Sandbox = &found
-		case s.Phase == Released || s.Phase == Ended:
+		case s.Over():
 			e.Gone, e.End = true, endOf(&s.Sandbox)
 		default:
 			// It starts, or its release is not durable yet. Gone would be final.
 			e.Starting = true
-			if s.reaped {
+			if s.FoundIdle() {
 				e.Hold = reapHold
-			} else if p := c.pools.byKey[s.Pool]; p != nil && !s.lost {
+			} else if p := c.pools.Find(s.Pool); p != nil && !s.IsLost() {
 				e.Hold = p.Hold
 			}
 		}
 	}
-	c.emit(e)
-}
-
-// End is why and when a sandbox ended, as far as every client with its ID may know: zero unless it was
-// public.
-type End struct {
-	Reason string
-	At     time.Time
+	c.Emit(e)
 }
 
 // endOf is what every client may know of the end of a sandbox.
@@ -384,5 +379,5 @@ func endOf(s *Sandbox) End {
 	if s.Access != AccessPublic {
 		return End{}
 	}
-	return End{s.Reason, s.ReleasedAt}
+	return End{Reason: s.Reason, At: s.ReleasedAt}
 }

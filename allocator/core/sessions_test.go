@@ -2,6 +2,8 @@ package core
 
 import (
 	"testing"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // Invariant: I3
@@ -20,7 +22,7 @@ func TestRouterReceivesNothingBeforeItsSessionIsDurable(t *testing.T) {
 	none[SendPong](s)
 	s.step(Resolve{Session: "r", Stream: 1, ID: first.ID})
 	none[SendResolved](s)
-	s.step(Release{Scope: everyTeam, ID: first.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: first.ID, Reason: fact.ReasonKilled})
 	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
 	none[SendRoute](s)
 	s.written()
@@ -46,7 +48,7 @@ func TestRouterThatReceivedNothingIsNotAwaited(t *testing.T) {
 	s.slow = true
 	s.step(SessionJoined{Session: "r", Stream: 1})
 	s.step(SessionLeft{Session: "r", Stream: 1})
-	s.step(Release{Scope: everyTeam, ID: sb.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, ID: sb.ID, Reason: fact.ReasonKilled})
 	s.written()
 	none[SendSnapshot](s)
 	s.slow = false

@@ -3,6 +3,8 @@ package core
 import (
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 func startingSim(t *testing.T) (*sim, Sandbox) {
@@ -58,7 +60,7 @@ func TestLateCallerIsAnsweredWithStartingSandbox(t *testing.T) {
 func TestSandboxWhoseHookFailsIsReleased(t *testing.T) {
 	s, sb := startingSim(t)
 	s.step(Started{ID: sb.ID, Why: "it answered 500"})
-	want := Cause{Reason: ReasonStartFailed, Message: "it answered 500"}
+	want := Cause{Reason: fact.ReasonStartFailed, Message: "it answered 500"}
 	if r := one[ClaimRefused](s); r.Token != 1 || r.Why != StartFailed || r.Sandbox.ID != sb.ID || r.Sandbox.Cause != want {
 		t.Errorf("refused %+v", r)
 	}
@@ -72,7 +74,7 @@ func TestReleaseDuringWriteOfStartStands(t *testing.T) {
 	s, sb := startingSim(t)
 	s.slow = true
 	s.step(Started{ID: sb.ID, OK: true})
-	s.step(Release{Scope: everyTeam, Token: 9, ID: sb.ID, Reason: ReasonKilled})
+	s.step(Release{Scope: everyTeam, Token: 9, ID: sb.ID, Reason: fact.ReasonKilled})
 	s.written()
 	none[SandboxReady](s)
 	none[SendRoute](s)
@@ -93,7 +95,7 @@ func TestCallersOfStartingSandboxMayLeave(t *testing.T) {
 	none[SandboxReleased](s) // the retry must find it
 	s.step(Claim{Token: 2, Pool: poolA, Wait: wait})
 	s.step(ClaimAbandoned{Token: 2})
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonCanceled {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonCanceled {
 		t.Errorf("released %+v", r)
 	}
 }

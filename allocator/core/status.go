@@ -5,7 +5,9 @@ import (
 	"maps"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/member"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 	"github.com/berth-sandbox/berth/api/activity"
 )
 
@@ -81,13 +83,13 @@ func (v View) Fences(most int) (list []FenceStatus, others int) {
 		if len(list) == most {
 			break
 		}
-		list = append(list, v.fenceOf(v.c.sandboxes.byID[id]))
+		list = append(list, v.fenceOf(v.c.sandboxes.Get(id)))
 	}
 	return list, v.c.fences.Len() - len(list)
 }
 
-func (v View) fenceOf(sb *sandbox) FenceStatus {
-	st := FenceStatus{Sandbox: sb.Sandbox, Window: v.c.fences.WindowLeft(sb.ID, v.c.now.Boot)}
+func (v View) fenceOf(sb *sandboxes.Sandbox) FenceStatus {
+	st := FenceStatus{Sandbox: sb.Sandbox, Window: v.c.fences.WindowLeft(sb.ID, v.c.Now.Boot)}
 	waiting := maps.Collect(v.c.fences.Waiting(sb.ID))
 	for _, s := range v.c.routers.members.All() {
 		if len(st.Waiting) == min(maxAwaited, len(waiting)) {
@@ -123,10 +125,10 @@ func (v View) Sessions(most int) (list []SessionStatus, others int) {
 func (v View) statusOf(s *member.Session) SessionStatus {
 	st := SessionStatus{
 		ID: s.ID, From: s.From, Connected: s.Stream != 0, Heard: s.HeardAt != 0,
-		Expires: max(0, v.c.routers.members.ExpiresAt(s)-v.c.now.Boot),
+		Expires: max(0, v.c.routers.members.ExpiresAt(s)-v.c.Now.Boot),
 	}
 	if st.Heard {
-		st.Silence = v.c.now.Boot - s.HeardAt
+		st.Silence = v.c.Now.Boot - s.HeardAt
 	}
 	if st.Connected && s.Durable {
 		st.Sent, st.Acked = s.Sequence, s.Acked
@@ -136,7 +138,7 @@ func (v View) statusOf(s *member.Session) SessionStatus {
 
 // Activity returns the activity of a live sandbox, or false if there is none within the scope.
 func (v View) Activity(id string, scope Scope) (ActivityStatus, bool) {
-	if s := v.c.sandboxes.seen(id, scope); s != nil && s.live() {
+	if s := v.c.sandboxes.Seen(id, scope); s != nil && s.Listed() {
 		return v.activityOf(s), true
 	}
 	return ActivityStatus{}, false
@@ -155,13 +157,13 @@ type Activities struct {
 // Activities passes over at most scan live sandboxes of a selection that follow a mark. It lists
 // those for which keep returns true, at most so many.
 func (v View) Activities(sel Selection, after Mark, keep func(*Sandbox) bool, most, scan int) (part Activities) {
-	for _, s := range v.c.sandboxes.live.after(sel, time.Time{}, after, OldestFirst) {
+	for _, s := range v.c.sandboxes.Live().After(sel, time.Time{}, after, OldestFirst) {
 		if scan--; scan < 0 {
 			return part
 		}
-		part.Next = s.mark()
+		part.Next = s.Mark()
 		switch {
-		case !s.live() || !keep(&s.Sandbox):
+		case !s.Listed() || !keep(&s.Sandbox):
 		case len(part.List) == most:
 			part.Others++
 		default:
@@ -172,10 +174,10 @@ func (v View) Activities(sel Selection, after Mark, keep func(*Sandbox) bool, mo
 	return part
 }
 
-func (v View) activityOf(s *sandbox) ActivityStatus {
-	st := ActivityStatus{Sandbox: s.Sandbox, Age: max(0, v.c.now.Wall.Sub(s.ClaimedAt)), Kind: activity.Claim}
+func (v View) activityOf(s *sandboxes.Sandbox) ActivityStatus {
+	st := ActivityStatus{Sandbox: s.Sandbox, Age: max(0, v.c.Now.Wall.Sub(s.ClaimedAt)), Kind: activity.Claim}
 	if use, ok := v.c.idle.Use(s.ID); ok { // else it is starting
-		st.Age, st.Kind, st.Router, st.Open = v.c.now.Boot-use.At, use.Kind, use.Router, use.Open
+		st.Age, st.Kind, st.Router, st.Open = v.c.Now.Boot-use.At, use.Kind, use.Router, use.Open
 	}
 	switch {
 	case st.Kind != activity.Unknown:
@@ -184,15 +186,15 @@ func (v View) activityOf(s *sandbox) ActivityStatus {
 	default:
 		st.Why = "a router has ended, and it is not known how long a request that it had admitted went on"
 	}
-	end, reason := s.ends()
+	end, reason := s.Ends()
 	if q, ok := v.c.idle.Question(s.ID, maxAwaited); ok && s.Phase == Running {
 		if reason == "" || q.At < end {
-			end, reason = q.At, ReasonIdleTimeout
+			end, reason = q.At, fact.ReasonIdleTimeout
 		}
 		st.Asks, st.Awaits, st.Why = q.Asks, q.Awaits, cmp.Or(st.Why, q.Why)
 	}
 	if reason != "" {
-		st.Next, st.In = reason, max(0, end-v.c.now.Boot)
+		st.Next, st.In = reason, max(0, end-v.c.Now.Boot)
 	}
 	return st
 }

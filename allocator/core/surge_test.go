@@ -13,10 +13,12 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
+	"github.com/berth-sandbox/berth/allocator/core/pools"
 )
 
 // slowly begins with one creation at a time, as every pool does outside of the tests.
-func (s *sim) slowly() { s.core.pools.window = minWindow }
+func (s *sim) slowly() { s.core.pools.SetStart(pools.MinWindow, unbounded) }
 
 // unbounded is a surge that holds no test up.
 const unbounded = 1 << 20
@@ -95,8 +97,7 @@ type starting struct {
 func newStarting(t *testing.T, cores float64, work time.Duration, p Pool) *starting {
 	s := &starting{sim: newSim(t), cores: cores, work: work, left: map[string]time.Duration{}}
 	s.unchecked = true
-	s.slowly()
-	s.core.pools.surge = firstSurge
+	s.core.pools.SetStart(pools.MinWindow, pools.FirstSurge)
 	s.recover([]Pool{p}, nil)
 	s.carryOut()
 	return s
@@ -147,10 +148,10 @@ func TestPodsThatStartAreBoundedByDefault(t *testing.T) {
 	for range 50 {
 		s.run()
 	}
-	if s.most > firstSurge {
+	if s.most > pools.FirstSurge {
 		t.Errorf("%d pods were starting at one time", s.most)
 	}
-	if counts, _ := s.core.View().Counts(poolA); counts.Warm+counts.Pending > 4+firstSurge {
+	if counts, _ := s.core.View().Counts(poolA); counts.Warm+counts.Pending > 4+pools.FirstSurge {
 		t.Errorf("%d pods are kept for a claim that has gone", counts.Warm+counts.Pending-4)
 	}
 	for range 600 {
@@ -172,11 +173,11 @@ func TestPoolFillsFasterWhileNodesKeepUp(t *testing.T) {
 	if took > 24*time.Second { // 10, 20, 40, 80 and 150 of them
 		t.Errorf("300 pods that take 4 s were warm after %v", took)
 	}
-	for range 2 * int(surgeKept/time.Second) {
+	for range 2 * int(pools.SurgeKept/time.Second) {
 		s.pass(time.Second)
 	}
 	s.step(PoolSeen{specA(301)})
-	if got := s.core.pools.byKey[poolA].surge; got != firstSurge {
+	if got := s.core.pools.Find(poolA).Surge(); got != pools.FirstSurge {
 		t.Errorf("a later burst begins with %d", got)
 	}
 }
@@ -218,7 +219,7 @@ func TestBusyNodesGetNoMorePodsToStart(t *testing.T) {
 		refused += len(of[ClaimRefused](s.effects))
 	}
 	t.Logf("%d pods were starting at one time, %d made", s.most, s.made)
-	if s.most > 2*firstSurge {
+	if s.most > 2*pools.FirstSurge {
 		t.Errorf("%d pods were starting at one time", s.most)
 	}
 }
@@ -227,7 +228,7 @@ func TestRefusedClaimSaysWhyPodsAreNotReady(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.Ready, p.Reason, p.Why = false, PodImagePull, "not found" })})
 	s.step(Claim{Token: 1, Pool: poolA})
-	if got := one[ClaimRefused](s).Counts.Stuck; got != (Stuck{PodImagePull, "a-1", "not found", 1}) {
+	if got := one[ClaimRefused](s).Counts.Stuck; got != (Stuck{Reason: PodImagePull, Pod: "a-1", Why: "not found", Pods: 1}) {
 		t.Errorf("it says %+v", got)
 	}
 	s.step(PodSeen{warmPod("a-1")})
@@ -336,7 +337,7 @@ func TestPodThatIsNotReadyInTimeIsReplaced(t *testing.T) {
 			s.recover([]Pool{p}, []Pod{with(warmPod("a-1"), c.pod)})
 			s.pass(time.Minute - time.Millisecond)
 			none[DeletePod](s)
-			s.pass(lateCheckEvery)
+			s.pass(pools.LateCheckEvery)
 			if c.reason == "" {
 				none[DeletePod](s)
 				return
@@ -351,7 +352,7 @@ func TestPodThatIsNotReadyInTimeIsReplaced(t *testing.T) {
 			}
 			none[CreatePod](s) // after a pause, as for a pod that ends early
 			s.step(PodGone{key("a-1")})
-			s.pass(firstEndPause)
+			s.pass(pools.FirstEndPause)
 			one[CreatePod](s)
 		})
 	}
@@ -388,7 +389,7 @@ func TestTaintOfANodeThatWorksIsNoLossOfTheNode(t *testing.T) {
 }
 
 func TestDeletionOfAWarmPodIsNotSaidToBeEarly(t *testing.T) {
-	for want, change := range map[string]func(*Pod){deletedWarm: func(*Pod) {}, deletedEarly: unready} {
+	for want, change := range map[string]func(*Pod){"it was deleted, and not by its pool": func(*Pod) {}, "it was deleted before it was ready": unready} {
 		s := newSim(t)
 		s.recover([]Pool{specA(1)}, []Pod{with(warmPod("a-1"), change)})
 		s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })})
@@ -592,7 +593,7 @@ func TestNoClaimedPodIsEverDeleted(t *testing.T) {
 			case 3:
 				if len(held) > 3 {
 					k := slices.SortedFunc(maps.Keys(held), fact.ComparePods)[0]
-					do(s.step(Release{Scope: everyTeam, ID: held[k], Reason: ReasonKilled}))
+					do(s.step(Release{Scope: everyTeam, ID: held[k], Reason: fact.ReasonKilled}))
 				}
 			}
 		}
@@ -627,16 +628,16 @@ func TestPodBoundToALostNodeHoldsNoSurge(t *testing.T) {
 	}
 	// Its replacement tolerates the node: another one would be bound there too.
 	s.step(PodSeen{with(warmPod(second[0]), unready)})
-	s.pass(10 * bindingLag)
+	s.pass(10 * pods.BindingLag)
 	none[CreatePod](s)
-	if n := len(s.core.nodes); n != 1 || len(s.core.lostNodes) != 0 {
-		t.Errorf("%d nodes, %d lost ones", n, len(s.core.lostNodes))
+	if nodes, lost := s.core.pods.CountNodes(); nodes != 1 || lost != 0 {
+		t.Errorf("%d nodes, %d lost ones", nodes, lost)
 	}
 	for _, name := range []string{first[0], second[0]} {
 		s.step(PodGone{key(name)})
 	}
-	if n := len(s.core.nodes); n != 0 {
-		t.Errorf("%d nodes are kept", n)
+	if nodes, _ := s.core.pods.CountNodes(); nodes != 0 {
+		t.Errorf("%d nodes are kept", nodes)
 	}
 }
 
@@ -672,6 +673,6 @@ func TestPodChangedByAdmissionIsReplacedAfterAPause(t *testing.T) {
 	if got := one[IdlePodFailed](s).Failure; got.Reason != PodFailed || !strings.Contains(got.Why, "admission") {
 		t.Errorf("%+v", got)
 	}
-	s.pass(firstEndPause)
+	s.pass(pools.FirstEndPause)
 	one[CreatePod](s)
 }

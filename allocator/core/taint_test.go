@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // another is a pod that the pool has asked for, and that has the address of a-1.
@@ -40,7 +42,7 @@ func TestAddressIsReusedOnlyAfterItsFence(t *testing.T) {
 				if len(of[Claimed](s.effects)) > 0 {
 					t.Fatalf("handed out %s", when)
 				}
-				if s.core.retirements[another().Key] != nil {
+				if s.core.pods.CountRetirements() > 0 {
 					t.Fatalf("deleted %s: the next pod would get the address", when)
 				}
 			}
@@ -53,13 +55,13 @@ func TestAddressIsReusedOnlyAfterItsFence(t *testing.T) {
 			s.slow = true
 			s.pass(100 * time.Millisecond)
 			one[Write](s) // the intent
-			if phase := s.core.sandboxes.byID[sb.ID].Phase; phase == Ended {
+			if phase := s.core.sandboxes.Get(sb.ID).Phase; phase == Ended {
 				t.Fatal("the next leader would not know that the pod is tainted")
 			}
 			s.slow = false
 			s.written()
 			s.writeAll()
-			if all := of[DeletePod](s.effects); !slices.Contains(all, DeletePod{another().Key}) {
+			if all := of[DeletePod](s.effects); !slices.Contains(all, DeletePod{Pod: another().Key}) {
 				t.Errorf("deleted %+v", all)
 			}
 			s.step(PodGone{another().Key})
@@ -82,14 +84,14 @@ func TestPodAtTaintedAddressIsReplacedAtOnce(t *testing.T) {
 			s.join("r", 1)
 			sb := s.claim()
 			s.step(PodGone{sb.Pod})
-			for name := range s.core.pools.byKey[poolA].creating {
+			for name := range s.core.pools.Find(poolA).Creating() {
 				s.step(PodSeen{with(another(), func(p *Pod) { p.Key.Name = name })})
 			}
 			if made := of[CreatePod](s.effects); (most == 0) != (len(made) == 1) {
 				t.Fatalf("made %+v", made)
 			}
-			if len(s.core.retirements) > 0 {
-				t.Fatalf("discarded: %+v", s.core.retirements)
+			if s.core.pods.CountRetirements() > 0 {
+				t.Fatalf("%d are discarded", s.core.pods.CountRetirements())
 			}
 		})
 	}
@@ -123,7 +125,7 @@ func TestTwoIdlePodsAtOneAddressAreReplaced(t *testing.T) {
 	s.step(PodSeen{another()})
 	s.step(Claim{Token: 1, Pool: poolA})
 	one[ClaimRefused](s)
-	if c := s.core.pools.byKey[poolA].counts(); c.Releasing != 2 || c.Pending != 2 {
+	if c := s.core.pools.Find(poolA).Counts(); c.Releasing != 2 || c.Pending != 2 {
 		t.Errorf("counts %+v", c)
 	}
 }
@@ -134,7 +136,7 @@ func TestSandboxAtContestedAddressIsReleased(t *testing.T) {
 	s.join("r", 1)
 	sb := s.claim()
 	s.step(PodSeen{another()})
-	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != ReasonAddressShared {
+	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != fact.ReasonAddressShared {
 		t.Errorf("released %+v", r)
 	}
 	one[SendRelease](s)
@@ -155,7 +157,7 @@ func TestClaimAtContestedAddressGetsAnotherPod(t *testing.T) {
 	if c := one[Claimed](s); c.Sandbox.Pod.Name != "a-2" {
 		t.Errorf("claimed %+v", c)
 	}
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonAddressShared {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonAddressShared {
 		t.Errorf("released %+v", r)
 	}
 }
@@ -173,13 +175,13 @@ func TestSandboxEndsOnlyAfterTaintedPodsRetire(t *testing.T) {
 	s.slow = true // the journal stands still
 	s.step(PodSeen{with(another(), func(p *Pod) { p.IP = warmPod("a-7").IP })})
 	s.pass(window)
-	if s.core.sandboxes.byID[sb.ID].Phase == Ended {
+	if s.core.sandboxes.Get(sb.ID).Phase == Ended {
 		t.Fatal("ended before the retirement of the tainted pod is durable")
 	}
 	s.slow = false
 	s.written()
 	s.writeAll()
-	if s.core.sandboxes.byID[sb.ID].Phase != Ended {
+	if s.core.sandboxes.Get(sb.ID).Phase != Ended {
 		t.Fatal("it does not end")
 	}
 }

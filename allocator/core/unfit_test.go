@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 func TestSandboxIsReleasedAtItsEndTime(t *testing.T) {
@@ -16,7 +18,7 @@ func TestSandboxIsReleasedAtItsEndTime(t *testing.T) {
 	s.pass(59 * time.Second)
 	none[SandboxReleased](s)
 	s.pass(time.Second)
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonEndTime {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonEndTime {
 		t.Errorf("release %+v", r)
 	}
 }
@@ -26,10 +28,10 @@ func TestLostSandboxIsReleasedAndNotRouted(t *testing.T) {
 		reason string
 		ev     Event
 	}{
-		"its pod is being deleted":    {ReasonPodDeleted, PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })}},
-		"its pod has failed":          {ReasonFailed, PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Finished = true })}},
-		"its pod is gone":             {ReasonPodDeleted, PodGone{key("a-1")}},
-		"its pod has another address": {ReasonPodMoved, PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP = netip.MustParseAddr("10.9.9.9") })}},
+		"its pod is being deleted":    {fact.ReasonPodDeleted, PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Deleting = true })}},
+		"its pod has failed":          {fact.ReasonFailed, PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Finished = true })}},
+		"its pod is gone":             {fact.ReasonPodDeleted, PodGone{key("a-1")}},
+		"its pod has another address": {fact.ReasonPodMoved, PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP = netip.MustParseAddr("10.9.9.9") })}},
 	} {
 		reason, ev := c.reason, c.ev
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +74,7 @@ func TestSandboxWhosePodLosesItsAddressIsReleased(t *testing.T) {
 	s.join("r", 1)
 	sb := s.claim()
 	s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.IP, p.Ready = netip.Addr{}, false })})
-	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != ReasonPodMoved {
+	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != fact.ReasonPodMoved {
 		t.Errorf("released %+v", r)
 	}
 	if running := s.core.View().Running(); len(running) != 0 {
@@ -94,7 +96,7 @@ func TestRestartEndsSandboxUnlessPoolKeepsIt(t *testing.T) {
 	s.step(restarted(2))
 	none[SandboxReleased](s)
 	s.step(restarted(3))
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonRestart {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonUnexpectedRestart {
 		t.Errorf("released %+v", r)
 	}
 
@@ -147,7 +149,7 @@ func TestClaimWhosePodRestartsGetsAnotherPod(t *testing.T) {
 	if c := one[Claimed](s); c.Sandbox.Pod.Name != "a-2" {
 		t.Errorf("claimed %+v", c)
 	}
-	if r := one[SandboxReleased](s); r.Sandbox.Reason != ReasonRestart {
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonUnexpectedRestart {
 		t.Errorf("released %+v", r)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/guard"
 )
 
@@ -125,7 +126,7 @@ func BenchmarkLife(b *testing.B) {
 			ids = append(ids, l.claims())
 		}
 		for _, id := range ids {
-			l.do(core.Release{Scope: core.Scope{All: true}, ID: id, Reason: core.ReasonKilled})
+			l.do(core.Release{Scope: core.Scope{All: true}, ID: id, Reason: fact.ReasonKilled})
 		}
 		for _, e := range l.outstanding {
 			l.do(core.SessionAck{Session: fmt.Sprint("router-", e.Stream-1), Stream: e.Stream, Sequence: e.Sequence})

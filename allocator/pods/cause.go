@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/kube"
 )
 
@@ -45,24 +46,24 @@ func causeOf(p *corev1.Pod) (cause core.Cause, noExecute bool) {
 		return core.Cause{Reason: reason, Message: kube.Bounded(joined(why, message), maxWhy)}
 	}
 	if p.Status.Reason == statusEvicted {
-		return said(core.ReasonEvicted, p.Status.Reason, p.Status.Message), false
+		return said(fact.ReasonEvicted, p.Status.Reason, p.Status.Message), false
 	}
 	if c := disruptionOf(p); c != nil {
 		if c.Reason == byPodGC {
-			return said(core.ReasonNodeLost, c.Reason, c.Message), false
+			return said(fact.ReasonNodeLost, c.Reason, c.Message), false
 		}
-		return said(core.ReasonEvicted, c.Reason, cmp.Or(c.Message, p.Status.Message)), c.Reason == byTaintManager
+		return said(fact.ReasonEvicted, c.Reason, cmp.Or(c.Message, p.Status.Message)), c.Reason == byTaintManager
 	}
 	end := endOf(p)
 	if end == nil {
 		return core.Cause{}, false
 	}
-	reason := core.ReasonFailed
+	reason := fact.ReasonFailed
 	switch {
 	case end.outOfMemory():
-		reason = core.ReasonOOMKilled
+		reason = fact.ReasonOOMKilled
 	case p.Status.Phase == corev1.PodSucceeded:
-		reason = core.ReasonCompleted
+		reason = fact.ReasonCompleted
 	}
 	code := end.ExitCode
 	words := fmt.Sprintf("container %s: exit code %d %s", end.container, code, end.Reason)

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 func TestCauseIsTakenFromThePodsStatus(t *testing.T) {
@@ -40,14 +41,14 @@ func TestCauseIsTakenFromThePodsStatus(t *testing.T) {
 			{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: reason, Message: message},
 		}
 	}
-	evicted := core.Cause{Reason: core.ReasonEvicted}
+	evicted := core.Cause{Reason: fact.ReasonEvicted}
 	with := func(c core.Cause, message string, code ...int32) core.Cause {
 		if c.Message = message; len(code) > 0 {
 			c.ExitCode = &code[0]
 		}
 		return c
 	}
-	failed, oom := core.Cause{Reason: core.ReasonFailed}, core.Cause{Reason: core.ReasonOOMKilled}
+	failed, oom := core.Cause{Reason: fact.ReasonFailed}, core.Cause{Reason: fact.ReasonOOMKilled}
 	stale := disrupted("EvictionByEvictionAPI", "Eviction API: evicting")
 	stale[1].Status = corev1.ConditionFalse
 	for name, c := range map[string]struct {
@@ -59,7 +60,7 @@ func TestCauseIsTakenFromThePodsStatus(t *testing.T) {
 		"waits":                         {corev1.PodStatus{Phase: corev1.PodPending, Message: "x", ContainerStatuses: now(corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}})}, core.Cause{}, false},
 		"failed":                        {corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: now(ended(3, "Error", 1))}, with(failed, "container a: exit code 3 Error", 3), false},
 		"first failure counts":          {corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: now(ended(0, "Completed", 1), ended(137, "Error", 9), ended(3, "Error", 5))}, with(failed, "container c: exit code 3 Error", 3), false},
-		"completed":                     {corev1.PodStatus{Phase: corev1.PodSucceeded, ContainerStatuses: now(ended(0, "Completed", 1))}, with(core.Cause{Reason: core.ReasonCompleted}, "container a: exit code 0 Completed", 0), false},
+		"completed":                     {corev1.PodStatus{Phase: corev1.PodSucceeded, ContainerStatuses: now(ended(0, "Completed", 1))}, with(core.Cause{Reason: fact.ReasonCompleted}, "container a: exit code 0 Completed", 0), false},
 		"out of memory":                 {corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: now(ended(137, "OOMKilled", 1))}, with(oom, "container a: exit code 137 OOMKilled", 137), false},
 		"restarted as OOM":              {corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: before(ended(137, "OOMKilled", 1))}, with(oom, "container a: exit code 137 OOMKilled", 137), false},
 		"a child was out of memory":     {corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: before(ended(0, "OOMKilled", 1))}, with(failed, "container a: exit code 0 OOMKilled", 0), false},
@@ -74,7 +75,7 @@ func TestCauseIsTakenFromThePodsStatus(t *testing.T) {
 		"eviction was called off":       {corev1.PodStatus{Phase: corev1.PodRunning, Conditions: stale}, core.Cause{}, false},
 		"node shut down":                {corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Terminated", Message: "Pod was terminated in response to imminent node shutdown.", Conditions: disrupted("TerminationByKubelet", "")}, with(evicted, "TerminationByKubelet: Pod was terminated in response to imminent node shutdown."), false},
 		"taint":                         {corev1.PodStatus{Phase: corev1.PodRunning, Conditions: disrupted("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")}, with(evicted, "DeletionByTaintManager: Taint manager: deleting due to NoExecute taint"), true},
-		"node is gone":                  {corev1.PodStatus{Phase: corev1.PodFailed, Conditions: disrupted("DeletionByPodGC", "PodGC: node no longer exists")}, core.Cause{Reason: core.ReasonNodeLost, Message: "DeletionByPodGC: PodGC: node no longer exists"}, false},
+		"node is gone":                  {corev1.PodStatus{Phase: corev1.PodFailed, Conditions: disrupted("DeletionByPodGC", "PodGC: node no longer exists")}, core.Cause{Reason: fact.ReasonNodeLost, Message: "DeletionByPodGC: PodGC: node no longer exists"}, false},
 		"words are bounded":             {corev1.PodStatus{Phase: corev1.PodRunning, Conditions: disrupted("X", strings.Repeat("x", 5000))}, with(evicted, "X: "+strings.Repeat("x", 509)+"..."), false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 const (
@@ -70,7 +71,7 @@ const noLog = "unable to retrieve container logs for "
 // first one. previous: it was started again since.
 func logOf(p *corev1.Pod, reason string) (container string, previous bool) {
 	switch reason {
-	case core.ReasonRestart, core.ReasonOOMKilled, core.ReasonFailed, core.ReasonCompleted:
+	case fact.ReasonUnexpectedRestart, fact.ReasonOOMKilled, fact.ReasonFailed, fact.ReasonCompleted:
 		if end := endOf(p); end != nil {
 			at := slices.IndexFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Name == end.container })
 			return end.container, p.Status.ContainerStatuses[at].State.Terminated == nil

@@ -58,13 +58,13 @@ func TestLogIsThatOfTheContainerThatEnded(t *testing.T) {
 		want     string
 		previous bool
 	}{
-		"failed":               {core.ReasonFailed, corev1.PodFailed, corev1.ContainerStatus{State: end}, "second", false},
-		"restarted":            {core.ReasonRestart, corev1.PodRunning, corev1.ContainerStatus{State: runs, LastTerminationState: end}, "second", true},
-		"about to restart":     {core.ReasonOOMKilled, corev1.PodRunning, corev1.ContainerStatus{State: waits, LastTerminationState: end}, "second", true},
-		"restarted, and ended": {core.ReasonFailed, corev1.PodFailed, corev1.ContainerStatus{State: end, LastTerminationState: end}, "second", false},
-		"restarted long ago":   {core.ReasonEvicted, corev1.PodRunning, corev1.ContainerStatus{State: runs, LastTerminationState: end}, "first", false},
-		"did not start":        {core.ReasonStartFailed, corev1.PodRunning, corev1.ContainerStatus{State: runs}, "first", false},
-		"no container ended":   {core.ReasonFailed, corev1.PodFailed, corev1.ContainerStatus{State: runs}, "first", false},
+		"failed":               {fact.ReasonFailed, corev1.PodFailed, corev1.ContainerStatus{State: end}, "second", false},
+		"restarted":            {fact.ReasonUnexpectedRestart, corev1.PodRunning, corev1.ContainerStatus{State: runs, LastTerminationState: end}, "second", true},
+		"about to restart":     {fact.ReasonOOMKilled, corev1.PodRunning, corev1.ContainerStatus{State: waits, LastTerminationState: end}, "second", true},
+		"restarted, and ended": {fact.ReasonFailed, corev1.PodFailed, corev1.ContainerStatus{State: end, LastTerminationState: end}, "second", false},
+		"restarted long ago":   {fact.ReasonEvicted, corev1.PodRunning, corev1.ContainerStatus{State: runs, LastTerminationState: end}, "first", false},
+		"did not start":        {fact.ReasonStartFailed, corev1.PodRunning, corev1.ContainerStatus{State: runs}, "first", false},
+		"no container ended":   {fact.ReasonFailed, corev1.PodFailed, corev1.ContainerStatus{State: runs}, "first", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.second.Name = "second"
@@ -114,7 +114,7 @@ func TestLogOfAnotherPodIsNotRead(t *testing.T) {
 	require.NoError(t, err)
 	read := func(id string) error {
 		return w.ReadLog(t.Context(), core.ReadLog{Sandbox: core.Sandbox{
-			Binding: core.Binding{ID: "x"}, Pod: fact.PodKeyOf("default", "p", id), Cause: core.Cause{Reason: core.ReasonEvicted},
+			Binding: core.Binding{ID: "x"}, Pod: fact.PodKeyOf("default", "p", id), Cause: core.Cause{Reason: fact.ReasonEvicted},
 		}}, 2)
 	}
 	require.NoError(t, read("u"))

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/apierror"
 )
@@ -180,10 +181,10 @@ func activities() []core.ActivityStatus {
 	}
 	at := time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC) // an hour from now in a synctest bubble
 	return []core.ActivityStatus{
-		{Sandbox: sandbox("aa1", core.Binding{IdleTimeout: time.Minute}), Age: 12345678 * time.Microsecond, Kind: activity.Open, Router: "router-a", Open: 2, Next: core.ReasonIdleTimeout, In: 47654 * time.Millisecond, Asks: []string{"router-a", "router-b", "router-c"}, Awaits: []string{"router-b", "router-c"}},
-		{Sandbox: sandbox("aa2", core.Binding{IdleTimeout: time.Minute, MinBytes: 2048, EndAt: at, LifetimeEnd: at.Add(time.Hour)}), Kind: activity.Bytes, Router: "router-a", Next: core.ReasonEndTime, In: time.Hour},
+		{Sandbox: sandbox("aa1", core.Binding{IdleTimeout: time.Minute}), Age: 12345678 * time.Microsecond, Kind: activity.Open, Router: "router-a", Open: 2, Next: fact.ReasonIdleTimeout, In: 47654 * time.Millisecond, Asks: []string{"router-a", "router-b", "router-c"}, Awaits: []string{"router-b", "router-c"}},
+		{Sandbox: sandbox("aa2", core.Binding{IdleTimeout: time.Minute, MinBytes: 2048, EndAt: at, LifetimeEnd: at.Add(time.Hour)}), Kind: activity.Bytes, Router: "router-a", Next: fact.ReasonEndTime, In: time.Hour},
 		{Sandbox: sandbox("ab1", core.Binding{MinBytes: 1024}), Age: time.Hour, Kind: activity.Claim},
-		{Sandbox: sandbox("ab2", core.Binding{IdleTimeout: time.Minute}), Age: time.Hour, Kind: activity.Unknown, Why: "a router has ended", Next: core.ReasonIdleTimeout},
+		{Sandbox: sandbox("ab2", core.Binding{IdleTimeout: time.Minute}), Age: time.Hour, Kind: activity.Unknown, Why: "a router has ended", Next: fact.ReasonIdleTimeout},
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
@@ -23,7 +24,7 @@ func TestFencesNameTheRoutersTheyWaitFor(t *testing.T) {
 	released := func(id string) core.Sandbox {
 		return core.Sandbox{
 			Binding: core.Binding{ID: id}, Pool: core.PoolKey{Namespace: "default", Name: "python"}, Pod: core.PodKey{Name: "python-abcdef"},
-			IP: netip.MustParseAddr("10.0.0.1"), Phase: core.Released, Cause: core.Cause{Reason: core.ReasonKilled}, ReleasedAt: noon,
+			IP: netip.MustParseAddr("10.0.0.1"), Phase: core.Released, Cause: core.Cause{Reason: fact.ReasonKilled}, ReleasedAt: noon,
 		}
 	}
 	connected := core.SessionStatus{ID: "router-a", From: "10.1.0.1", Connected: true, Heard: true, Silence: 1500 * time.Millisecond, Sent: 9, Acked: 7, Expires: 15 * time.Minute, Fences: 1}

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 )
@@ -24,7 +25,7 @@ func record(id string, phase core.Phase) core.Sandbox {
 		Pool:    core.PoolKey{Name: "python"}, Pod: core.PodKey{Name: "python-x"}, IP: netip.MustParseAddr("10.0.0.7"), DefaultPort: 80, Ports: []uint16{80, 443}, Phase: phase,
 	}
 	if phase >= core.Released {
-		s.Reason, s.ReleasedAt = core.ReasonIdleTimeout, noon.Add(time.Minute)
+		s.Reason, s.ReleasedAt = fact.ReasonIdleTimeout, noon.Add(time.Minute)
 	}
 	return s
 }
@@ -168,7 +169,7 @@ func TestDocumentHasEveryReasonOfAnEnd(t *testing.T) {
 	}
 	require.NoError(t, yaml.Unmarshal(openapi.YAML, &document))
 	var want []string
-	for _, r := range core.Reasons {
+	for _, r := range fact.Reasons {
 		want = append(want, r.Reason)
 	}
 	require.Equal(t, want, document.Components.Schemas.SandboxRecord.Properties.Reason.Enum)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/openapi"
 )
 
@@ -131,7 +132,7 @@ func markOf(s *core.Sandbox) core.Mark { return core.Mark{ClaimedAt: s.ClaimedAt
 
 func (a *api) kill(w *reply, r *http.Request) error {
 	id := r.PathValue("sandboxID")
-	status, outstanding, err := a.Allocator.Release(r.Context(), id, core.ReasonKilled)
+	status, outstanding, err := a.Allocator.Release(r.Context(), id, fact.ReasonKilled)
 	if err != nil {
 		return err
 	}

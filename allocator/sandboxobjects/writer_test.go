@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/crd"
@@ -58,7 +59,7 @@ func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 		IP: netip.MustParseAddr("127.1.2.3"), Phase: phase, Revision: core.Revision{Term: term, Counter: counter},
 	}
 	if phase == core.Released || phase == core.Ended {
-		s.Cause = core.Cause{Reason: core.ReasonFailed, Message: "container main: exit code 3 Error", ExitCode: new(int32(3))}
+		s.Cause = core.Cause{Reason: fact.ReasonFailed, Message: "container main: exit code 3 Error", ExitCode: new(int32(3))}
 		s.ReleasedAt = time.Unix(1_700_000_100, 0).UTC()
 	}
 	return s
@@ -424,7 +425,7 @@ func TestMissingOrDeletedCRDIsRecognised(t *testing.T) {
 	require.NoError(t, crds.Delete(t.Context(), definition.GetName(), metav1.DeleteOptions{}))
 	ended := live
 	ended.Phase, ended.Revision.Counter, ended.IdempotencyKey, ended.RequestHash = core.Ended, 2, "", [32]byte{}
-	ended.Cause, ended.ReleasedAt = core.Cause{Reason: core.ReasonKilled}, ended.ClaimedAt.Add(time.Minute)
+	ended.Cause, ended.ReleasedAt = core.Cause{Reason: fact.ReasonKilled}, ended.ClaimedAt.Add(time.Minute)
 	refused := ended // without a finalizer: one that is created all the same must not keep the CRD
 	n := 0
 	record := func(s core.Sandbox) { p.Record(core.WriteObject{Sandbox: s}) }

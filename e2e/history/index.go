@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
@@ -182,7 +182,7 @@ func last(all []*Event) *Event {
 }
 
 // idle reports whether the record says that the sandbox was released for being idle.
-func (s *sandbox) idle() bool { return s.over() && s.record.Reason == core.ReasonIdleTimeout }
+func (s *sandbox) idle() bool { return s.over() && s.record.Reason == fact.ReasonIdleTimeout }
 
 // over reports whether the record says that the sandbox was released.
 func (s *sandbox) over() bool { return s.record != nil && !s.record.Released.IsZero() }

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/apierror"
 )
 
@@ -79,7 +79,7 @@ func NeverReaped(h *History) []Violation {
 func OtherReason(h *History) []Violation {
 	var all found
 	for _, s := range h.sorted {
-		if s.over() && !s.idle() && (s.claim != nil || s.record.Reason != core.ReasonCanceled) {
+		if s.over() && !s.idle() && (s.claim != nil || s.record.Reason != fact.ReasonCanceled) {
 			all.add("other reason", "sandbox %s was released: %s", s.id, s.record.Reason)
 		}
 	}

@@ -47,6 +47,11 @@ func ComparePods(a, b PodKey) int {
 	return cmp.Or(strings.Compare(a.UID, b.UID), cmp.Compare(a.Life, b.Life))
 }
 
+// ComparePools orders pools by namespace and name.
+func ComparePools(a, b PoolKey) int {
+	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+}
+
 // Revision is a term and a counter within it.
 type Revision struct{ Term, Counter uint64 }
 

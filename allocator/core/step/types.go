@@ -1,9 +1,10 @@
-package core
+package step
 
 import (
 	"net/netip"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/idle"
 )
 
@@ -15,9 +16,12 @@ type Instant struct {
 	Wall time.Time
 }
 
+// BootOf converts a time of the wall clock to the boot clock.
+func (now Instant) BootOf(t time.Time) time.Duration { return now.Boot + t.Sub(now.Wall) }
+
 // Pool is what a SandboxPool asks for.
 type Pool struct {
-	Key     PoolKey
+	Key     fact.PoolKey
 	Warm    int
 	MaxWarm int // how many warm pods the demand may ask for; at most Warm: the pool has Warm
 	MaxPods int // 0: no bound
@@ -44,7 +48,7 @@ type Pool struct {
 	// PostStart: sandboxes are starting until Started answers StartSandbox.
 	PostStart bool
 	// Agent is what new pods get. A pod of an older template may have another one, or none.
-	Agent Agent
+	Agent fact.Agent
 	// KeepOnRestart: a sandbox goes on when a container of its pod restarts, unless the pod has an agent.
 	KeepOnRestart bool
 	// Hold is how long a request for a sandbox that is starting may wait for it.
@@ -57,7 +61,7 @@ type Pool struct {
 	// 0: no bound.
 	MaxLifetime, StartupTimeout time.Duration
 	// Access is the least strict access of its sandboxes.
-	Access Access
+	Access fact.Access
 	// Recycle: the pod of a released sandbox becomes warm again instead of being deleted, if the pool lacks one.
 	Recycle bool
 	// Refused says why its template may not be used; empty: it may. No pod is created from a
@@ -70,7 +74,7 @@ type Pool struct {
 
 // Pod is an observation of a pod.
 type Pod struct {
-	Key PodKey
+	Key fact.PodKey
 	// Pool is its owner; empty: none. A pod without an owner is ignored unless it is known
 	// already or on record.
 	Pool     string
@@ -105,11 +109,11 @@ type Pod struct {
 	// people, in the words of the kubelet, the scheduler or the API server.
 	Reason, Why string
 	// Cause is what its status says of its end, or of the latest end of one of its containers; zero: nothing.
-	Cause Cause
+	Cause fact.Cause
 	// NoExecute: it is deleted for a taint of its node.
 	NoExecute bool
 	// Workload is what runs in it; nil: not known. It is shared and must not be changed.
-	Workload *Workload
+	Workload *fact.Workload
 }
 
 // Why a pod is not ready or has ended.
@@ -153,7 +157,7 @@ func (s Scope) Sees(team string) bool { return s.All || s.Team == team }
 // Selection is a part of the live sandboxes: those of a scope and, unless it is zero, of one pool.
 type Selection struct {
 	Scope
-	Pool PoolKey
+	Pool fact.PoolKey
 }
 
 // BusyProbe is where a pod answers whether it is busy: port 0 for none.
@@ -214,3 +218,30 @@ type Stuck struct {
 	Reason, Pod, Why string
 	Pods             int
 }
+
+// Trouble says why a pool delays the creation of pods, in text for people. The zero value means
+// that it does not.
+type Trouble struct {
+	// Pod is the last one that ended early, Reason one of PodReasons, Why what is known of its end.
+	Pod, Reason, Why string
+	// Retry is when the replacement is created, in whole seconds; zero: it was.
+	Retry time.Time
+}
+
+// End is why and when a sandbox ended, as far as every client with its ID may know: zero unless it was
+// public.
+type End struct {
+	Reason string
+	At     time.Time
+}
+
+// How the recycling of a pod can end.
+const (
+	Recycled  = "Recycled"  // the next life is proven
+	NotNeeded = "NotNeeded" // the pool has as many idle pods as it keeps
+	NotFit    = "NotFit"    // the pod, or the pool's template, has changed, or the sandbox failed or ended because of the pod
+	NotProven = "NotProven" // the kubelet did not report the restart of all containers in time, or the pod could not be cleaned
+)
+
+// Recycles are all outcomes.
+var Recycles = []string{Recycled, NotNeeded, NotFit, NotProven}

@@ -22,9 +22,9 @@ func itself(s core.Sandbox) core.Sandbox { return s }
 
 // runHooks calls what is added until the test ends; called gets the IDs, and the
 // calls end when their context does, or when answer is closed.
-func runHooks(t *testing.T) (h *hooks[core.Sandbox], called chan string, answer chan struct{}, stop func()) {
-	called, answer = make(chan string, 10*maxHooksPerPool), make(chan struct{})
-	h = newHooks(func(ctx context.Context, s core.Sandbox) {
+func runHooks(t *testing.T) (h *podCalls[core.Sandbox], called chan string, answer chan struct{}, stop func()) {
+	called, answer = make(chan string, 10*maxCallsPerPool), make(chan struct{})
+	h = newPodCalls(func(ctx context.Context, s core.Sandbox) {
 		called <- s.ID
 		select {
 		case <-ctx.Done():
@@ -41,11 +41,11 @@ func runHooks(t *testing.T) (h *hooks[core.Sandbox], called chan string, answer 
 func TestHangingHooksDoNotBlockOtherPools(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, called, answer, stop := runHooks(t)
-		for i := range maxHooksPerPool + 10 {
+		for i := range maxCallsPerPool + 10 {
 			h.add(starting("slow", fmt.Sprintf("s%d", i)))
 		}
 		synctest.Wait()
-		require.Len(t, called, maxHooksPerPool)
+		require.Len(t, called, maxCallsPerPool)
 		require.Equal(t, 10, h.waiting())
 		for len(called) > 0 {
 			<-called
@@ -65,7 +65,7 @@ func TestHangingHooksDoNotBlockOtherPools(t *testing.T) {
 func TestHooksQueuedBeforeTheStartAreCalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		called := make(chan string, 1)
-		h := newHooks(func(_ context.Context, s core.Sandbox) { called <- s.ID }, itself)
+		h := newPodCalls(func(_ context.Context, s core.Sandbox) { called <- s.ID }, itself)
 		h.add(starting("p", "a"))
 		synctest.Wait()
 		require.Empty(t, called)
@@ -84,19 +84,19 @@ func TestHooksQueuedBeforeTheStartAreCalled(t *testing.T) {
 func TestReleaseCancelsTheSandboxsHook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, called, _, stop := runHooks(t)
-		for i := range maxHooksPerPool + 2 {
+		for i := range maxCallsPerPool + 2 {
 			h.add(starting("p", fmt.Sprintf("s%d", i)))
 		}
 		synctest.Wait()
 		for len(called) > 0 {
 			<-called
 		}
-		waiting := fmt.Sprintf("s%d", maxHooksPerPool)
+		waiting := fmt.Sprintf("s%d", maxCallsPerPool)
 		h.drop(starting("p", waiting)) // it has not been called yet
 		require.Equal(t, 1, h.waiting())
 		h.drop(starting("p", "s0"))
 		require.Equal(t, "s0 ended", <-called)
-		require.Equal(t, fmt.Sprintf("s%d", maxHooksPerPool+1), <-called, "the one behind it takes its place")
+		require.Equal(t, fmt.Sprintf("s%d", maxCallsPerPool+1), <-called, "the one behind it takes its place")
 		h.drop(starting("p", "s0")) // and again
 		h.drop(starting("q", "never seen"))
 		stop()
@@ -114,8 +114,8 @@ func TestReleasedSandboxEndsTheCallsToItsPod(t *testing.T) {
 		tm.lines = newWorkers(zap.NewNop())
 		defer tm.lines.queue.ShutDown()
 		ended := make(chan string, 2)
-		tm.hooks = newHooks(func(ctx context.Context, _ core.Sandbox) { <-ctx.Done(); ended <- "hook" }, itself)
-		tm.inits = newHooks(func(ctx context.Context, _ core.Configure) { <-ctx.Done(); ended <- "configuration" },
+		tm.hooks = newPodCalls(func(ctx context.Context, _ core.Sandbox) { <-ctx.Done(); ended <- "hook" }, itself)
+		tm.inits = newPodCalls(func(ctx context.Context, _ core.Configure) { <-ctx.Done(); ended <- "configuration" },
 			func(e core.Configure) core.Sandbox { return e.Sandbox })
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup

@@ -1,4 +1,4 @@
-package claims_test
+package lines_test
 
 import (
 	"errors"
@@ -11,10 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/berth-sandbox/berth/allocator/core/claims"
+	"github.com/berth-sandbox/berth/allocator/core/lines"
 )
 
-func tokens(callers []claims.Caller) (all []uint64) {
+func tokens(callers []lines.Caller) (all []uint64) {
 	for _, x := range callers {
 		all = append(all, x.Token)
 	}
@@ -22,9 +22,9 @@ func tokens(callers []claims.Caller) (all []uint64) {
 }
 
 func TestReturnedClaimKeepsItsPlace(t *testing.T) {
-	l, line := claims.New[string](), claims.NewLine[string]()
+	l, line := lines.New[string](), lines.NewLine[string]()
 	for i, name := range []string{"a", "b", "c"} {
-		l.Add(line, claims.Caller{Token: uint64(i), Until: claims.All}, claims.Key{}, claims.Hash{}, 1, name)
+		l.Add(line, lines.Caller{Token: uint64(i), Until: lines.All}, lines.Key{}, lines.Hash{}, 1, name)
 	}
 	a := line.First()
 	a.Bind()
@@ -42,11 +42,11 @@ func TestReturnedClaimKeepsItsPlace(t *testing.T) {
 }
 
 func TestTeamsTakeTurnsInALine(t *testing.T) {
-	l, line := claims.New[int](), claims.NewLine[int]()
+	l, line := lines.New[int](), lines.NewLine[int]()
 	add := func(team string, n int) {
 		for range n {
 			token := uint64(line.Callers() + 1)
-			l.Add(line, claims.Caller{Token: token, Until: claims.All}, claims.Key{Team: team}, claims.Hash{}, 1, int(token))
+			l.Add(line, lines.Caller{Token: token, Until: lines.All}, lines.Key{Team: team}, lines.Hash{}, 1, int(token))
 		}
 	}
 	add("noisy", 4)
@@ -63,16 +63,16 @@ func TestTeamsTakeTurnsInALine(t *testing.T) {
 }
 
 func TestKeyIsFreeAfterItsTime(t *testing.T) {
-	l, line := claims.New[string](), claims.NewLine[string]()
-	key := claims.Key{Team: "t", Key: "k"}
-	l.Add(line, claims.Caller{Token: 1, Until: claims.All}, key, claims.Hash{}, 1, "")
+	l, line := lines.New[string](), lines.NewLine[string]()
+	key := lines.Key{Team: "t", Key: "k"}
+	l.Add(line, lines.Caller{Token: 1, Until: lines.All}, key, lines.Hash{}, 1, "")
 	cl := l.Of(key).Claim
-	l.Join(cl, claims.Caller{Token: 2, Until: time.Second})
+	l.Join(cl, lines.Caller{Token: 2, Until: time.Second})
 	cl.Bind()
 	l.Grant(cl, "x", 1)
 	require.Equal(t, "x", l.Of(key).Grant)
 	require.Equal(t, []uint64{2}, tokens(l.Answer("x", time.Second)))
-	require.Equal(t, []uint64{1}, tokens(l.Answer("x", claims.All)))
+	require.Equal(t, []uint64{1}, tokens(l.Answer("x", lines.All)))
 	l.Keep(key, "x", "x", time.Minute)
 	require.True(t, l.Keeps("x"))
 	require.Empty(t, l.DropKeys(time.Minute-1))
@@ -90,14 +90,14 @@ type place struct {
 
 type model struct {
 	*rapid.T
-	ledger  *claims.Ledger[int]
-	line    *claims.Line[int]
+	ledger  *lines.Ledger[int]
+	line    *lines.Line[int]
 	now     time.Duration
 	numbers int
 	token   uint64
 	callers map[uint64]place
-	bound   []*claims.Claim[int]
-	granted map[string]claims.Key
+	bound   []*lines.Claim[int]
+	granted map[string]lines.Key
 	team    map[int]string // of each claim
 	// passed is how many turns each team has had since another one waits. A returned claim gives a
 	// turn back.
@@ -106,13 +106,13 @@ type model struct {
 	released, freed map[string]bool
 }
 
-func (m *model) caller() claims.Caller {
+func (m *model) caller() lines.Caller {
 	m.token++
-	return claims.Caller{Token: m.token, Until: m.now + time.Duration(rapid.IntRange(1, 20).Draw(m.T, "wait"))}
+	return lines.Caller{Token: m.token, Until: m.now + time.Duration(rapid.IntRange(1, 20).Draw(m.T, "wait"))}
 }
 
 func (m *model) claim() {
-	key := claims.Key{
+	key := lines.Key{
 		Team: rapid.SampledFrom([]string{"t", "u", "v"}).Draw(m.T, "team"), Key: rapid.SampledFrom([]string{"", "", "k1", "k2"}).Draw(m.T, "key"),
 	}
 	x := m.caller()
@@ -120,7 +120,7 @@ func (m *model) claim() {
 	case k == nil:
 		m.numbers++
 		m.team[m.numbers] = key.Team
-		m.ledger.Add(m.line, x, key, claims.Hash{}, rapid.IntRange(1, 3).Draw(m.T, "pods"), m.numbers)
+		m.ledger.Add(m.line, x, key, lines.Hash{}, rapid.IntRange(1, 3).Draw(m.T, "pods"), m.numbers)
 		m.callers[x.Token] = place{claim: m.numbers, until: x.Until}
 	case k.Claim != nil:
 		m.ledger.Join(k.Claim, x)
@@ -172,7 +172,7 @@ func (m *model) idle() {
 	}
 }
 
-func (m *model) takeBound() *claims.Claim[int] {
+func (m *model) takeBound() *lines.Claim[int] {
 	if len(m.bound) == 0 {
 		m.Skip()
 	}
@@ -199,7 +199,7 @@ func (m *model) grant() {
 	cl := m.takeBound()
 	id := fmt.Sprint("s", cl.Request)
 	for _, k := range []string{"k1", "k2"} {
-		key := claims.Key{Team: m.team[cl.Request], Key: k}
+		key := lines.Key{Team: m.team[cl.Request], Key: k}
 		if h := m.ledger.Of(key); h != nil && h.Claim == cl {
 			m.granted[id] = key
 		}
@@ -218,7 +218,7 @@ func (m *model) move(which func(place) bool, to func(*place)) {
 }
 
 // gone: exactly the callers for which which returns true were returned.
-func (m *model) gone(callers []claims.Caller, which func(place) bool) {
+func (m *model) gone(callers []lines.Caller, which func(place) bool) {
 	for _, x := range callers {
 		if p, ok := m.callers[x.Token]; !ok || !which(p) {
 			m.Fatalf("caller %d was returned, it is at %+v: %v", x.Token, p, ok)
@@ -244,7 +244,7 @@ func (m *model) expire() {
 }
 
 func (m *model) answer() {
-	by := rapid.SampledFrom([]time.Duration{m.now, claims.All}).Draw(m.T, "by")
+	by := rapid.SampledFrom([]time.Duration{m.now, lines.All}).Draw(m.T, "by")
 	for _, id := range m.ledger.Awaited() {
 		m.gone(m.ledger.Answer(id, by), func(p place) bool { return p.sandbox == id && p.until <= by })
 	}
@@ -281,7 +281,7 @@ func (m *model) release() {
 			m.ledger.Keep(key, id, sandbox, m.now)
 		}
 		if m.released[id+"a"] && m.released[id+"b"] {
-			m.ledger.Answer(id, claims.All)
+			m.ledger.Answer(id, lines.All)
 			m.move(func(p place) bool { return p.sandbox == id }, func(p *place) { p.sandbox = "gone" })
 		}
 	}
@@ -307,7 +307,7 @@ func (m *model) release() {
 }
 
 func (m *model) check() {
-	lines := []*claims.Line[int]{m.line}
+	lines := []*lines.Line[int]{m.line}
 	if err := errors.Join(m.ledger.Check(lines), m.ledger.CheckAsked(lines, m.bound)); err != nil {
 		m.Fatal(err)
 	}
@@ -322,7 +322,7 @@ func (m *model) check() {
 func TestLedgerAgreesWithItsModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{
-			T: t, ledger: claims.New[int](), line: claims.NewLine[int](), callers: map[uint64]place{}, granted: map[string]claims.Key{},
+			T: t, ledger: lines.New[int](), line: lines.NewLine[int](), callers: map[uint64]place{}, granted: map[string]lines.Key{},
 			team: map[int]string{}, passed: map[[2]string]int{}, released: map[string]bool{}, freed: map[string]bool{},
 		}
 		actions := map[string]func(*rapid.T){"": func(*rapid.T) { m.check() }}

@@ -1,4 +1,4 @@
-package claims
+package lines
 
 import (
 	"container/list"
@@ -174,11 +174,11 @@ func (l *Line[R]) check() error {
 		for e := q.claims.Front(); e != nil; e = e.Next() {
 			cl := e.Value.(*Claim[R])
 			if cl.elem != e || cl.line != l || cl.team != team || cl.number <= last || len(cl.callers) == 0 {
-				return fmt.Errorf("claims: %+v waits after claim %d", *cl, last)
+				return fmt.Errorf("lines: %+v waits after claim %d", *cl, last)
 			}
 			for _, x := range cl.callers {
 				if until, ok := l.late.At(x.Token); !ok || until != x.Until {
-					return fmt.Errorf("claims: caller %+v is late at %v: %v", x, until, ok)
+					return fmt.Errorf("lines: caller %+v is late at %v: %v", x, until, ok)
 				}
 			}
 			callers += len(cl.callers)
@@ -186,18 +186,18 @@ func (l *Line[R]) check() error {
 			last = cl.number
 		}
 		if q.team != team || last == 0 || callers != q.callers || q.turn.Value.(*queue[R]) != q {
-			return fmt.Errorf("claims: team %q is kept as %+v, with %d callers", team, *q, callers)
+			return fmt.Errorf("lines: team %q is kept as %+v, with %d callers", team, *q, callers)
 		}
 		all += callers
 	}
 	if err := l.late.Check(); err != nil || l.late.Len() != all {
-		return fmt.Errorf("claims: %d callers wait in a line, %d can be late: %w", all, l.late.Len(), err)
+		return fmt.Errorf("lines: %d callers wait in a line, %d can be late: %w", all, l.late.Len(), err)
 	}
 	if pods != l.pods {
-		return fmt.Errorf("claims: the claims of a line ask for %d pods, counted are %d", pods, l.pods)
+		return fmt.Errorf("lines: the claims of a line ask for %d pods, counted are %d", pods, l.pods)
 	}
 	if all != l.callers || len(l.queues) != l.turns.Len() {
-		return fmt.Errorf("claims: %d callers of %d teams wait in a line, counted are %d of %d", all, len(l.queues), l.callers, l.turns.Len())
+		return fmt.Errorf("lines: %d callers of %d teams wait in a line, counted are %d of %d", all, len(l.queues), l.callers, l.turns.Len())
 	}
 	return nil
 }

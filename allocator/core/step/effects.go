@@ -1,4 +1,4 @@
-package core
+package step
 
 import (
 	"net/netip"
@@ -17,35 +17,35 @@ type (
 	// CreatePod creates a pod from the pool's template under this name. PodSeen or CreateFailed
 	// answers it.
 	CreatePod struct {
-		Pool PoolKey
+		Pool fact.PoolKey
 		Name string
 	}
 	// Write commits facts to the journal, in their order. Written answers it when all of them are
 	// durable, and WriterReady later. Core emits no other Write before.
-	Write struct{ Facts []Fact }
+	Write struct{ Facts []fact.Fact }
 	// Settle: the journal may drop this fact.
 	Settle struct {
 		fact.Thing
-		Revision Revision
+		Revision fact.Revision
 	}
 	// DeletePod deletes the pod. PodGone follows.
-	DeletePod struct{ Pod PodKey }
+	DeletePod struct{ Pod fact.PodKey }
 	// RecyclePod ends this life of a pod and begins the next one, or deletes the pod if that cannot be
 	// done. PodSeen of the next life or PodGone follows.
 	RecyclePod struct {
-		Pod  PodKey
-		Pool PoolKey
+		Pod  fact.PodKey
+		Pool fact.PoolKey
 	}
 	// SyncPod: an idle pod gets the labels and annotations of its pool's template.
 	SyncPod struct {
-		Pod  PodKey
-		Pool PoolKey
+		Pod  fact.PodKey
+		Pool fact.PoolKey
 	}
 	// LabelPod labels a pod with its pool and, unless ID is empty, with its sandbox and whether
 	// that was released. Core does not depend on it. Only the latest of several for one pod
 	// counts. Restored: the pool's label was removed or changed.
 	LabelPod struct {
-		Pod      PodKey
+		Pod      fact.PodKey
 		Pool     string
 		ID       string
 		Released bool
@@ -55,69 +55,69 @@ type (
 	// Configured answers it. Ask: a leader of an earlier term may have done that, and the agent is asked
 	// whether it is so.
 	Configure struct {
-		Sandbox Sandbox
+		Sandbox fact.Sandbox
 		Values  Values
 		Ask     bool
 	}
 	// StartSandbox calls the pool's postStart hook. Started answers it.
-	StartSandbox struct{ Sandbox Sandbox }
+	StartSandbox struct{ Sandbox fact.Sandbox }
 	// WriteObject writes the Sandbox object. ObjectWritten answers it. Only the latest of several for one
 	// ID counts. Touch: only the last activity has changed, and a missing object is not created,
 	// because a deposed leader would bring a deleted one back. LogLines are added to the object; nil: the
 	// object keeps those that it has.
 	WriteObject struct {
-		Sandbox  Sandbox
+		Sandbox  fact.Sandbox
 		Touch    bool
 		LogLines []string
 	}
 	// ReadLog: a sandbox ended by itself or failed, and its pod exists. LogRead answers with the last lines of
 	// its log, if the pool wants them and they can be read. Core waits for nothing.
-	ReadLog struct{ Sandbox Sandbox }
+	ReadLog struct{ Sandbox fact.Sandbox }
 	// DeleteObject deletes the Sandbox object of a sandbox that ended long ago, unless it shows a later
 	// revision.
 	DeleteObject struct {
-		Pool     PoolKey
+		Pool     fact.PoolKey
 		ID       string
-		Revision Revision
+		Revision fact.Revision
 	}
 	// IdlePodFailed: an idle pod has failed, and the pool replaces it.
 	IdlePodFailed struct {
-		Pod     PodKey
-		Pool    PoolKey
+		Pod     fact.PodKey
+		Pool    fact.PoolKey
 		Failure PodFailure
 	}
 	// RecycleEnded: a pool that recycles has its pod back after a sandbox, or the pod is deleted. Outcome is one of
 	// Recycles.
 	RecycleEnded struct{ Outcome string }
 	// PoolDrained: a pool that is being deleted has no pods left.
-	PoolDrained struct{ Key PoolKey }
+	PoolDrained struct{ Key fact.PoolKey }
 
 	// Claimed answers a Claim.
 	Claimed struct {
 		Token   uint64
-		Sandbox Sandbox
+		Sandbox fact.Sandbox
 	}
 	// BatchClaimed answers a Claim of a batch. Sandboxes are the live ones, in no order; Ended are
 	// the IDs of those that have ended since the first answer, or have not started.
 	BatchClaimed struct {
 		Token     uint64
-		Sandboxes []Sandbox
+		Sandboxes []fact.Sandbox
 		Ended     []string
 	}
 	// ClaimGranted: a claim got its sandboxes, Wait after it came. Waited: not all of its pods were warm then,
 	// or one of them was lost. A claim that is refused before has a ClaimRefused.
 	ClaimGranted struct {
-		Pool   PoolKey
+		Pool   fact.PoolKey
 		Waited bool
 		Wait   time.Duration
 	}
 	// ClaimCanceled: all callers of a claim left before it got its sandboxes.
-	ClaimCanceled struct{ Pool PoolKey }
+	ClaimCanceled struct{ Pool fact.PoolKey }
 	// ClaimRefused answers a Claim.
 	ClaimRefused struct {
 		Token uint64
 		// Pool is that of the claim; zero: there is no such pool, or the claim was granted before.
-		Pool PoolKey
+		Pool fact.PoolKey
 		Why  Refusal
 		// Counts are the pool's. Warm, MaxPods, Paused and Problem are what it asks for, and why it is
 		// refused: see Pool. For NotConfigured Problem is why the last agent was not configured.
@@ -131,7 +131,7 @@ type (
 		Wait time.Duration
 		// Sandbox is the one that the idempotency key stands for, for KeyEnded, or
 		// that did not start, for StartFailed.
-		Sandbox Sandbox
+		Sandbox fact.Sandbox
 	}
 	// ReleaseAnswered answers a Release.
 	ReleaseAnswered struct {
@@ -146,11 +146,11 @@ type (
 	SandboxCallAnswered struct {
 		Token   uint64
 		Status  CallStatus
-		Sandbox Sandbox
+		Sandbox fact.Sandbox
 	}
 	// WouldReap: a sandbox is idle, and is not released because Config.DryRun is set.
 	WouldReap struct {
-		Sandbox Sandbox
+		Sandbox fact.Sandbox
 		Idle    time.Duration
 	}
 
@@ -167,7 +167,7 @@ type (
 	// any more.
 	SessionDeclaredDead struct {
 		Session, From string
-		Declaration   Declaration
+		Declaration   fact.Declaration
 		Fences        int
 	}
 
@@ -175,13 +175,13 @@ type (
 	SendSnapshot struct {
 		Stream   uint64
 		Sequence uint64
-		Routes   []Sandbox
+		Routes   []fact.Sandbox
 	}
 	// SendRoute sends the route of a sandbox.
 	SendRoute struct {
 		Stream   uint64
 		Sequence uint64
-		Sandbox  Sandbox
+		Sandbox  fact.Sandbox
 	}
 	// SendRelease sends the releases that became durable in one step. Ends are in the order of IDs.
 	SendRelease struct {
@@ -195,7 +195,7 @@ type (
 		Stream uint64
 		ID     string
 		// Sandbox is set if it is running. Gone: it was released, with this end.
-		Sandbox *Sandbox
+		Sandbox *fact.Sandbox
 		Gone    bool
 		End     End
 		// Starting: it was claimed, and no request may be sent to it yet. A request may wait
@@ -240,13 +240,13 @@ type (
 
 	// SandboxCreated: the claim of a sandbox is durable. It comes once for each sandbox, or never if
 	// the leader ends in that moment.
-	SandboxCreated struct{ Sandbox Sandbox }
+	SandboxCreated struct{ Sandbox fact.Sandbox }
 	// SandboxReady fires OnSandboxReady: requests reach the sandbox from now on. It comes once for
 	// each sandbox, or never if the leader ends in that moment.
-	SandboxReady struct{ Sandbox Sandbox }
+	SandboxReady struct{ Sandbox fact.Sandbox }
 	// SandboxReleased fires OnSandboxReleased: the sandbox has been released, and its pod is not
 	// reused or deleted yet. It comes once for each sandbox.
-	SandboxReleased struct{ Sandbox Sandbox }
+	SandboxReleased struct{ Sandbox fact.Sandbox }
 	// Acknowledged: every router that could know the route of a released sandbox has
 	// acknowledged its release, said Goodbye, was found dead or has expired. It comes
 	// once for each sandbox that was released in this term while there were routers.
@@ -258,7 +258,7 @@ type (
 	// Repaired: something was found that must not be, and what is done about it, unless
 	// this leader is deposed meanwhile.
 	Repaired struct {
-		Pod  PodKey
+		Pod  fact.PodKey
 		What string
 	}
 )

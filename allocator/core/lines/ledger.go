@@ -1,4 +1,4 @@
-package claims
+package lines
 
 import (
 	"container/list"
@@ -306,7 +306,7 @@ func (l *Ledger[R]) CheckAsked(lines []*Line[R], bound []*Claim[R]) error {
 		asked[cl.team] += cl.pods
 	}
 	if !maps.Equal(asked, l.asked) {
-		return fmt.Errorf("claims: teams ask for %v pods, counted are %v", asked, l.asked)
+		return fmt.Errorf("lines: teams ask for %v pods, counted are %v", asked, l.asked)
 	}
 	return nil
 }
@@ -321,21 +321,21 @@ func (l *Ledger[R]) Check(lines []*Line[R]) error {
 	}
 	for token, cl := range l.claims {
 		if !slices.ContainsFunc(cl.callers, func(x Caller) bool { return x.Token == token }) {
-			return fmt.Errorf("claims: caller %d is not one of %+v", token, *cl)
+			return fmt.Errorf("lines: caller %d is not one of %+v", token, *cl)
 		}
 	}
 	for id, callers := range l.starting {
 		if len(callers) == 0 {
-			return fmt.Errorf("claims: no caller waits for %s, which is listed", id)
+			return fmt.Errorf("lines: no caller waits for %s, which is listed", id)
 		}
 	}
 	for key, k := range l.keys {
 		if key.Key == "" || (k.Claim != nil) == (k.Grant != "") || k.Claim != nil && k.Claim.key != key || (k.Grant != "") != (k.holds > 0) {
-			return fmt.Errorf("claims: key %v stands for %+v", key, *k)
+			return fmt.Errorf("lines: key %v stands for %+v", key, *k)
 		}
 	}
 	if l.kept.Len() != len(l.keptOf) {
-		return fmt.Errorf("claims: %d keys are kept, of %d sandboxes", l.kept.Len(), len(l.keptOf))
+		return fmt.Errorf("lines: %d keys are kept, of %d sandboxes", l.kept.Len(), len(l.keptOf))
 	}
 	return nil
 }

@@ -1,7 +1,7 @@
-package core
+package fact
 
-// because returns a Cause without details.
-func because(reason string) Cause { return Cause{Reason: reason} }
+// Because returns a Cause without details.
+func Because(reason string) Cause { return Cause{Reason: reason} }
 
 // Reasons for which a sandbox is released. The first one that is observed counts.
 const (
@@ -10,11 +10,11 @@ const (
 	ReasonIdleTimeout         = "IdleTimeout"
 	ReasonEndTime             = "EndTime"
 	ReasonMaxLifetime         = "MaxLifetime"
-	ReasonStartup             = "StartupTimeout"
+	ReasonStartupTimeout      = "StartupTimeout"
 	ReasonStartFailed         = "StartFailed"
 	ReasonConfigurationFailed = "ConfigurationFailed"
-	ReasonIncomplete          = "BatchIncomplete"
-	ReasonRestart             = "UnexpectedRestart"
+	ReasonBatchIncomplete     = "BatchIncomplete"
+	ReasonUnexpectedRestart   = "UnexpectedRestart"
 	ReasonOOMKilled           = "OOMKilled"
 	ReasonFailed              = "Failed"
 	ReasonCompleted           = "Completed"
@@ -28,10 +28,10 @@ const (
 	ReasonDuplicate           = "Duplicate"
 )
 
-// logReasons are those of sandboxes that ended by themselves or failed, while their nodes could be asked for a
+// LogReasons are those of sandboxes that ended by themselves or failed, while their nodes could be asked for a
 // log.
-var logReasons = []string{
-	ReasonStartup, ReasonStartFailed, ReasonConfigurationFailed, ReasonRestart, ReasonOOMKilled, ReasonFailed, ReasonCompleted, ReasonEvicted,
+var LogReasons = []string{
+	ReasonStartupTimeout, ReasonStartFailed, ReasonConfigurationFailed, ReasonUnexpectedRestart, ReasonOOMKilled, ReasonFailed, ReasonCompleted, ReasonEvicted,
 }
 
 // Reasons explains all reasons, for docs/reference/reasons.md.
@@ -41,11 +41,11 @@ var Reasons = []struct{ Reason, When, Next string }{
 	{ReasonIdleTimeout, "it was not used for its idle timeout", "claim with a longer `idleTimeout`, or call keepalive: [lifetimes](../lifetimes.md)"},
 	{ReasonEndTime, "the end came that the claim or a later call had set", "move the end in time: `POST /sandboxes/{id}/timeout`"},
 	{ReasonMaxLifetime, "it reached `maxLifetimeSeconds` of its pool", "raise the bound of the pool"},
-	{ReasonStartup, "the `postStart` hook did not succeed within `startupTimeoutSeconds` of its pool", "read the log of the pod's hook; raise the bound"},
+	{ReasonStartupTimeout, "the `postStart` hook did not succeed within `startupTimeoutSeconds` of its pool", "read the log of the pod's hook; raise the bound"},
 	{ReasonStartFailed, "the `postStart` hook failed", "the message has the hook's status or the error"},
 	{ReasonConfigurationFailed, "the agent in its pod was not configured, so the claim got another pod or was refused", "the message has the agent's status or the error; look at the agent's log"},
-	{ReasonIncomplete, "too few sandboxes of its batch started", "claim fewer, or allow fewer with `atLeast`"},
-	{ReasonRestart, "a container of its pod ended and was started again, which loses the sandbox's state", "the message names the container and its exit code. `onRestart: Keep` keeps such sandboxes, unless the pool has an agent"},
+	{ReasonBatchIncomplete, "too few sandboxes of its batch started", "claim fewer, or allow fewer with `atLeast`"},
+	{ReasonUnexpectedRestart, "a container of its pod ended and was started again, which loses the sandbox's state", "the message names the container and its exit code. `onRestart: Keep` keeps such sandboxes, unless the pool has an agent"},
 	{ReasonOOMKilled, "the kernel killed a container of its pod for using more memory than its limit", "raise the memory limit of the pool's template"},
 	{ReasonFailed, "its pod failed: a container ended with another exit code than 0 and is not started again, or the kubelet gave the pod up", "the exit code and the message say how"},
 	{ReasonCompleted, "all containers of its pod ended with exit code 0", "the containers of a pool must not end by themselves"},

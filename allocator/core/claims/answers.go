@@ -1,0 +1,148 @@
+package claims
+
+import (
+	"slices"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/lines"
+	"github.com/berth-sandbox/berth/allocator/core/pools"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
+	"github.com/berth-sandbox/berth/allocator/core/step"
+	"github.com/berth-sandbox/berth/allocator/core/teams"
+)
+
+// excess says which limit of its team refuses a new claim of a pool. Otherwise it takes what the claim costs, if take is
+// set. Pods that earlier claims of the team have left count for it, but for those that this claim may take: so a team
+// that asks for many pods and goes away gets no more pods than one that stays.
+func (t *Table) excess(pool *pools.Pool, team string, sandboxes int, waits, take bool) teams.Excess {
+	if t.limits.Settings().Of(team) == (teams.Limits{}) {
+		return teams.Excess{}
+	}
+	r := t.usage(team)
+	r.Sandboxes, r.Waits = sandboxes, waits
+	for p := range t.pools.All() {
+		r.Used += p.LeftBy(team)
+	}
+	r.Used -= min(sandboxes, pool.LeftBy(team))
+	if !take {
+		return t.limits.Excess(r, t.Now.Boot)
+	}
+	return t.limits.Admit(r, t.Now.Boot)
+}
+
+// usage counts from the tables what a team has.
+func (t *Table) usage(team string) teams.Request {
+	r := teams.Request{Team: team, Used: len(t.sandboxes.Live().Of(step.Selection{Scope: step.Scope{Team: team}})) + t.Asked(team)}
+	for _, line := range t.lines {
+		r.Waiting += line.CallersOf(team)
+	}
+	return r
+}
+
+// answer answers the callers of a grant when its sandboxes have started or were released. A caller
+// whose wait is over by a time is answered with sandboxes that are still starting. It returns the
+// sandboxes of a batch that has failed; they must be released.
+func (t *Table) answer(grant string, by time.Duration) (failed []*sandboxes.Sandbox) {
+	if b := t.sandboxes.Batch(grant); b != nil {
+		return t.answerBatch(grant, b, by)
+	}
+	switch sb := t.sandboxes.Get(grant); sb.Phase {
+	case fact.Running, fact.Starting:
+		if sb.Asking() {
+			t.refuseGrant(grant, by, step.ClaimRefused{Why: step.NotConfigured, Sandbox: sb.Sandbox})
+			return nil
+		}
+		if sb.Phase == fact.Running {
+			by = lines.All
+		}
+		for _, x := range t.Ledger.Answer(grant, by) {
+			t.Emit(step.Claimed{Token: x.Token, Sandbox: sb.Sandbox})
+		}
+	case fact.Releasing:
+	case fact.Released, fact.Ended:
+		why := step.StartFailed
+		switch {
+		case sb.Reason == fact.ReasonConfigurationFailed:
+			why = step.NotConfigured
+		case sb.Ran():
+			why = step.KeyEnded
+		}
+		t.refuseGrant(grant, lines.All, step.ClaimRefused{Why: why, Sandbox: sb.Sandbox})
+	}
+	return nil
+}
+
+// refuseGrant answers the callers of a grant whose wait is over by a time.
+func (t *Table) refuseGrant(grant string, by time.Duration, e step.ClaimRefused) {
+	for _, x := range t.Ledger.Answer(grant, by) {
+		e.Token = x.Token
+		t.Emit(e)
+	}
+}
+
+// sandboxesOf returns the sandboxes that are starting or running, how many are starting and being
+// released, and one that was released.
+func sandboxesOf(b *sandboxes.Batch) (live []*sandboxes.Sandbox, starting, releasing int, gone *sandboxes.Sandbox) {
+	for _, sb := range b.Members {
+		switch sb.Phase {
+		case fact.Starting:
+			starting++
+			live = append(live, sb)
+		case fact.Running:
+			live = append(live, sb)
+		case fact.Releasing:
+			releasing++
+		case fact.Released, fact.Ended:
+			gone = sb
+		}
+	}
+	return live, starting, releasing, gone
+}
+
+// asking returns a sandbox whose agent has not answered whether it is configured; nil: there is none.
+func asking(b *sandboxes.Batch) *sandboxes.Sandbox {
+	if i := slices.IndexFunc(b.Members, (*sandboxes.Sandbox).Asking); i >= 0 {
+		return b.Members[i]
+	}
+	return nil
+}
+
+// answerBatch is answer for a batch. All callers get the same sandboxes, those that are live. A batch
+// fails if fewer than atLeast sandboxes start.
+func (t *Table) answerBatch(grant string, b *sandboxes.Batch, by time.Duration) (failed []*sandboxes.Sandbox) {
+	live, starting, releasing, gone := sandboxesOf(b)
+	switch {
+	case gone != nil && len(live) < b.AtLeast:
+		b.AtLeast = 0
+		t.refuseGrant(grant, lines.All, step.ClaimRefused{Why: step.StartFailed, Sandbox: gone.Sandbox})
+		return live
+	case releasing > 0:
+		return nil
+	case len(live) == 0:
+		why := step.NotConfigured
+		if slices.ContainsFunc(b.Members, func(sb *sandboxes.Sandbox) bool { return sb.IdempotencyKey != "" }) {
+			why = step.KeyEnded
+		}
+		t.refuseGrant(grant, lines.All, step.ClaimRefused{Why: why, Sandbox: gone.Sandbox})
+		return nil
+	case asking(b) != nil:
+		t.refuseGrant(grant, by, step.ClaimRefused{Why: step.NotConfigured, Sandbox: asking(b).Sandbox})
+		return nil
+	case starting == 0:
+		by, b.AtLeast = lines.All, 0
+	}
+	for _, x := range t.Ledger.Answer(grant, by) {
+		e := step.BatchClaimed{Token: x.Token}
+		for _, sb := range b.Members {
+			if sb.Listed() {
+				e.Sandboxes = append(e.Sandboxes, sb.Sandbox)
+			} else {
+				e.Ended = append(e.Ended, sb.ID)
+			}
+		}
+		t.Emit(e)
+		b.AtLeast = 0
+	}
+	return nil
+}

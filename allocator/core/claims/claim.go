@@ -1,0 +1,508 @@
+package claims
+
+import (
+	"slices"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/lines"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
+	"github.com/berth-sandbox/berth/allocator/core/pools"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
+	"github.com/berth-sandbox/berth/allocator/core/step"
+)
+
+// Claim is a claim that has no answer yet.
+type Claim = lines.Claim[request]
+
+// request is what a claim asks for, and what it has got so far.
+type request struct {
+	pool     *pools.Pool
+	binding  fact.Binding
+	lifetime time.Duration
+	idle     *time.Duration // nil: what the pool says
+	minBytes *uint64        // the same
+	// A claim gets count pods, or atLeast of them when the wait of a caller is over. batch: it may ask for more
+	// than one, and is answered with a list.
+	count, atLeast int
+	batch          bool
+	values         step.Values
+	since          time.Duration // boot clock: when it came
+	waited         bool          // not all of its pods were warm then, or one of them was lost
+	failures       int           // how often it was not granted after agents of its pods were to be configured
+	problem        string        // why the last agent was not configured
+	ends           bool          // the wait of a caller is over, and it has enough
+	// pods are those that it has. While it waits it collects them, see Table.filling.
+	pods  []*pods.Pod
+	facts []*fact.Pending      // of the pods, while it is bound
+	got   []*sandboxes.Sandbox // of the facts, until the last of them is durable
+}
+
+// handed reports whether the facts of a bound claim were handed to a Write.
+func (req *request) handed() bool { return len(req.facts) > 0 && req.facts[0].Handed() }
+
+// callOff takes a claim off its pods, before its facts were handed to a Write, and returns them.
+func (t *Table) callOff(cl *Claim) (off []*pods.Pod) {
+	req := &cl.Request
+	for _, pf := range req.facts {
+		pf.Withdraw()
+	}
+	off, req.pods, req.facts = req.pods, nil, nil
+	for _, p := range off {
+		delete(t.taken, p.Key())
+	}
+	if t.filling[req.pool.Key] == cl {
+		delete(t.filling, req.pool.Key)
+	}
+	return off
+}
+
+// KeyOf is the idempotency key of a claim.
+func KeyOf(b *fact.Binding) lines.Key { return lines.Key{Team: b.Team, Key: b.IdempotencyKey} }
+
+// Ask is a claim as its caller makes it. Token comes back in the answer.
+type Ask struct {
+	Token   uint64
+	Pool    fact.PoolKey
+	Binding fact.Binding // ID, ClaimedAt and EndAt are filled in by the table, and Access is at least that of the pool
+	// Lifetime is how long the sandbox may live. 0: for ever.
+	Lifetime time.Duration
+	// IdleTimeout is after how long without activity it is released; 0: never; nil: the
+	// default of the pool.
+	IdleTimeout *time.Duration
+	// MinBytes is how many bytes a minute must move over an open connection for it to
+	// count; 0: it counts in any case; nil: the default of the pool.
+	MinBytes *uint64
+	// Wait is how long the claim may wait for a pod, and its caller for the
+	// pool's hook.
+	Wait time.Duration
+	// Count, if not 0, asks for a batch of so many sandboxes, at most Pool.MaxPods. BatchClaimed
+	// answers it then. When Wait is over, or the pool cannot make a pod before a sandbox is
+	// released, AtLeast sandboxes are enough; 0: all. Fewer are none. The facts of a batch must
+	// fit into one write of the journal.
+	Count, AtLeast int
+	// Values come back in Configure. They are kept until the claim has its answer. nil: there are none.
+	Values step.Values
+}
+
+// Claim takes a claim, or refuses it.
+func (t *Table) Claim(ev Ask) {
+	caller := lines.Caller{Token: ev.Token, Until: t.Now.Boot + ev.Wait}
+	if k := t.Of(KeyOf(&ev.Binding)); k != nil {
+		t.claimAgain(ev, caller, k)
+		return
+	}
+	pool := t.pools.Find(ev.Pool)
+	if pool == nil || !pool.Known || pool.Deleting {
+		t.Emit(step.ClaimRefused{Token: ev.Token, Why: step.NoPool})
+		return
+	}
+	req := request{
+		pool: pool, binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes,
+		count: max(1, ev.Count), batch: ev.Count > 0, ends: ev.Wait <= 0, values: ev.Values,
+		since: t.Now.Boot,
+	}
+	req.atLeast = req.count
+	if ev.AtLeast > 0 {
+		req.atLeast = min(ev.AtLeast, req.count)
+	}
+	if pool.MaxPods > 0 { // the pool cannot have more, except for a surplus that is not deleted yet
+		req.count = max(req.atLeast, min(req.count, pool.MaxPods))
+	}
+	refused := t.refusal(pool, ev.Token, 0)
+	refused.Why, refused.Wait = t.hopeless(&req, ev.Wait)
+	req.waited = ev.Wait > 0 && pool.CountWarm() < req.count
+	why := t.admit(pool, ev.Binding.Team, req.count, req.waited, refused)
+	if possible := pool.MaxPods == 0 || req.atLeast <= pool.MaxPods; possible && (why == 0 || why == step.PoolEmpty) {
+		t.pools.Claimed(pool, req.count)
+	}
+	if why != 0 {
+		return
+	}
+	t.Add(t.line(pool.Key), caller, KeyOf(&ev.Binding), ev.Binding.RequestHash, req.count, req)
+	pool.Touch()
+}
+
+// admit takes what a call costs its team, and a place in the line of the pool if it waits. It emits a
+// refusal, with what refused has already, if a limit refuses the call, and returns why; 0: the call is admitted.
+// The limits of the team come before an empty pool: a call that the team may not make is no demand for pods.
+func (t *Table) admit(pool *pools.Pool, team string, sandboxes int, waits bool, refused step.ClaimRefused) step.Refusal {
+	var crowding *Claim
+	if refused.Why == 0 && waits && t.line(pool.Key).Callers() >= t.cfg.MaxWaiting {
+		if crowding = t.line(pool.Key).Crowding(team); crowding == nil {
+			refused.Why = step.LineFull
+		}
+	}
+	if refused.Why == 0 || refused.Why == step.PoolEmpty {
+		if refused.Excess = t.excess(pool, team, sandboxes, waits, refused.Why == 0); refused.Excess.Limit != "" {
+			refused.Why = step.OverLimit
+		}
+	}
+	if refused.Why != 0 {
+		t.Emit(refused)
+	} else if crowding != nil {
+		t.displace(crowding)
+	}
+	return refused.Why
+}
+
+// displace refuses the newest caller of a claim that waits. The claim goes on for its other callers.
+func (t *Table) displace(cl *Claim) {
+	if cl.Callers() == 1 {
+		t.refuse(cl, step.LineFull)
+		return
+	}
+	token := cl.Newest()
+	t.Abandon(token)
+	t.Emit(t.refusalOf(cl, token, step.LineFull))
+}
+
+// hopeless says why a new claim cannot get its pods within a wait; 0: it may.
+func (t *Table) hopeless(req *request, wait time.Duration) (step.Refusal, time.Duration) {
+	pool, quarantine := req.pool, t.cfg.Quarantine(t.Now.Boot)
+	switch short := pool.CountWarm() < req.atLeast; {
+	case t.pressure || t.outbox.Len() >= fact.MaxPending:
+		return step.Overloaded, 0
+	case !short:
+	case quarantine > wait:
+		return step.Quarantined, quarantine
+	case pool.Refused != "":
+		return step.NotAccepted, 0
+	case wait <= 0 || pool.MaxPods > 0 && req.atLeast > pool.MaxPods:
+		return step.PoolEmpty, 0
+	}
+	return 0, 0
+}
+
+// claimAgain answers a claim whose idempotency key was used before.
+func (t *Table) claimAgain(ev Ask, caller lines.Caller, k *lines.Holder[request]) {
+	switch sb := t.sandboxes.Get(k.Grant); {
+	case k.Hash != ev.Binding.RequestHash:
+		t.Emit(step.ClaimRefused{Token: ev.Token, Why: step.KeyReused})
+	case k.Claim != nil && k.Claim.Waits():
+		if pool := k.Claim.Request.pool; t.admit(pool, ev.Binding.Team, 0, true, t.refusal(pool, ev.Token, 0)) == 0 {
+			t.Join(k.Claim, caller)
+		}
+	case k.Claim != nil && !k.Claim.Waits() && k.Claim.Callers() >= t.cfg.MaxWaiting:
+		// Claims that have a pod are as many as pods at most. So only their callers are bounded.
+		t.Emit(step.ClaimRefused{Token: ev.Token, Why: step.Overloaded})
+	case k.Claim != nil:
+		t.Join(k.Claim, caller)
+	case sb != nil && sb.Over():
+		t.Emit(step.ClaimRefused{Token: ev.Token, Why: step.KeyEnded, Sandbox: sb.Sandbox})
+	case t.CountAwaiting(k.Grant) >= t.cfg.MaxWaiting:
+		t.Emit(step.ClaimRefused{Token: ev.Token, Why: step.Overloaded})
+	default: // wait until its start or release is durable
+		t.Await(k.Grant, caller)
+		t.Answer(k.Grant)
+	}
+}
+
+// Serve gives warm pods to the claims that wait, one team after the other. A batch that waits collects
+// its pods.
+func (t *Table) Serve(pool *pools.Pool) {
+	if pool.Deleting {
+		for cl := t.line(pool.Key).First(); cl != nil; cl = t.line(pool.Key).First() {
+			t.refuse(cl, step.NoPool)
+		}
+		return
+	}
+	for cl := t.next(pool); cl != nil; cl = t.next(pool) {
+		switch p := pool.Next(); {
+		case p != nil && cl.Request.values != nil && p.Seen().AgentPort == 0: // of an older template
+			t.refuse(cl, step.NotConfigured)
+		case p != nil:
+			t.pods.Take(p)
+			t.taken[p.Key()], cl.Request.pods = cl, append(cl.Request.pods, p)
+			if len(cl.Request.pods) < cl.Request.count {
+				t.filling[pool.Key] = cl
+				cl.Pass()
+			} else {
+				t.bind(cl)
+			}
+		case t.enough(pool):
+			t.bind(t.filling[pool.Key])
+		case pool.Refused != "":
+			t.refuse(cl, step.NotAccepted)
+		case t.closing:
+			t.refuse(cl, step.Ending)
+		default:
+			return
+		}
+	}
+}
+
+// next returns the claim whose turn it is; nil: there is none. Only one batch at a time collects
+// pods, because two could wait for each other.
+func (t *Table) next(pool *pools.Pool) *Claim {
+	filling := t.filling[pool.Key]
+	return t.line(pool.Key).Next(func(cl *Claim) bool { return cl.Request.count == 1 || filling == nil || filling == cl })
+}
+
+// enough reports whether the batch that collects pods takes those that it has, when no pod is warm.
+func (t *Table) enough(pool *pools.Pool) bool {
+	cl := t.filling[pool.Key]
+	return cl != nil && len(cl.Request.pods) >= cl.Request.atLeast &&
+		(t.closing || pool.Refused != "" || cl.Request.ends || pool.Exhausted())
+}
+
+// bind gives the pods of a claim to sandboxes with IDs that were never used, and journals them in one
+// Write.
+func (t *Table) bind(cl *Claim) {
+	req := &cl.Request
+	pool, b := req.pool, req.binding
+	if t.filling[pool.Key] == cl {
+		delete(t.filling, pool.Key)
+	}
+	cl.Bind()
+	b.ClaimedAt = t.Now.Wall
+	if req.lifetime > 0 {
+		b.EndAt = t.Now.Wall.Add(req.lifetime)
+	}
+	b.IdleTimeout, b.MinBytes = pool.IdleTimeout, pool.MinBytes
+	if req.idle != nil {
+		b.IdleTimeout = *req.idle
+	}
+	if req.minBytes != nil {
+		b.MinBytes = *req.minBytes
+	}
+	b.Access = max(b.Access, pool.Access)
+	if pool.MaxLifetime > 0 {
+		b.LifetimeEnd = t.Now.Wall.Add(pool.MaxLifetime)
+	}
+	if pool.PostStart && pool.StartupTimeout > 0 {
+		b.StartBy = t.Now.Wall.Add(pool.StartupTimeout)
+	}
+	if req.batch {
+		b.Batch = t.cfg.NewID()
+	}
+	ungranted, first := 0, t.outbox.Len()
+	if slices.ContainsFunc(req.pods, func(p *pods.Pod) bool { return p.Seen().AgentPort != 0 }) {
+		ungranted = req.atLeast
+	}
+	for _, p := range req.pods {
+		b.ID = t.cfg.NewID()
+		b.Agent = fact.Agent{}
+		seen := p.Seen()
+		if seen.AgentPort != 0 {
+			b.Agent = fact.Agent{Port: seen.AgentPort, Public: pool.Agent.Public}
+		}
+		sb := fact.Sandbox{
+			Binding: b, Pool: pool.Key, Pod: p.Key(), IP: seen.IP,
+			DefaultPort: pool.DefaultPort, Ports: pool.Ports, Restarts: seen.Restarts, Phase: fact.Running, StartedAt: b.ClaimedAt,
+			Workload: seen.Workload,
+		}
+		if pool.PostStart {
+			sb.Phase, sb.StartedAt = fact.Starting, time.Time{}
+		}
+		f := &fact.SandboxFact{Sandbox: sb, Ungranted: ungranted}
+		req.facts = append(req.facts, t.outbox.Commit(t.Now.Boot, f, true, func(fact.Revision, time.Duration) { t.claimed(cl, f) }))
+	}
+	t.outbox.Join(first)
+}
+
+// PodChanged acts on a change of a pod that a claim has. One that can no longer serve is taken away from the claim,
+// before the facts of that were handed to a Write. A claim that is bound returns to its place in the line.
+func (t *Table) PodChanged(cl *Claim, p *pods.Pod) {
+	if cl.Request.handed() || p.Withheld() == 0 && !p.Seen().Used {
+		return
+	}
+	pool := cl.Request.pool
+	if cl.Waits() {
+		delete(t.taken, p.Key())
+		cl.Request.pods = slices.DeleteFunc(cl.Request.pods, func(q *pods.Pod) bool { return q == p })
+		if len(cl.Request.pods) == 0 {
+			delete(t.filling, pool.Key)
+		}
+		pool.Touch()
+		t.pods.Return(p)
+		return
+	}
+	t.pods.Return(append(t.callOff(cl), t.comesBack(cl)...)...)
+}
+
+// comesBack returns a bound claim to its place in the line. A batch that collects pods meanwhile
+// gives them back, because the claim may come before it.
+func (t *Table) comesBack(cl *Claim) []*pods.Pod {
+	cl.Return()
+	req := &cl.Request
+	req.waited = true
+	req.ends = false // the caller that was late may be gone before it has enough again
+	req.pool.Touch()
+	if filling := t.filling[req.pool.Key]; req.count > 1 && filling != nil {
+		return t.callOff(filling)
+	}
+	return nil
+}
+
+// Abandoned notes that a caller has gone.
+func (t *Table) Abandoned(token uint64) {
+	cl, grant := t.Abandon(token)
+	switch {
+	case cl != nil && (cl.Waits() || !cl.Request.handed()): // a claim that was handed to a Write goes on
+		t.Drop(cl)
+		t.Emit(step.ClaimCanceled{Pool: cl.Request.pool.Key})
+		t.pods.Return(t.callOff(cl)...)
+		cl.Request.pool.Touch()
+	case grant != "":
+		for _, sb := range t.sandboxes.Granted(grant) {
+			if sb.IdempotencyKey == "" {
+				t.sandboxes.End(sb, sandboxes.Serving, fact.Because(fact.ReasonCanceled))
+			}
+		}
+	}
+}
+
+// refusal is the answer to a caller whose claim is refused.
+func (t *Table) refusal(pool *pools.Pool, token uint64, why step.Refusal) step.ClaimRefused {
+	counts := pool.Refusal()
+	counts.Waiting = t.Waiting(pool.Key)
+	return step.ClaimRefused{
+		Token: token, Pool: pool.Key, Why: why, Counts: counts, Warm: pool.Warm, MaxPods: pool.MaxPods, Paused: pool.Paused, Problem: pool.Refused,
+	}
+}
+
+// refusalOf is the answer to one caller of a refused claim.
+func (t *Table) refusalOf(cl *Claim, token uint64, why step.Refusal) step.ClaimRefused {
+	e := t.refusal(cl.Request.pool, token, why)
+	if why == step.NotConfigured {
+		e.Problem = cl.Request.problem
+	}
+	return e
+}
+
+// refuse answers all callers of a claim.
+func (t *Table) refuse(cl *Claim, why step.Refusal) {
+	for _, x := range t.Drop(cl) {
+		t.Emit(t.refusalOf(cl, x.Token, why))
+	}
+	t.pods.Return(t.callOff(cl)...)
+}
+
+// claimed acts on one durable fact of a claim. All of them are in one Write.
+func (t *Table) claimed(cl *Claim, f *fact.SandboxFact) {
+	req, sb := &cl.Request, t.sandboxes.Bind(f)
+	delete(t.taken, sb.Pod)
+	switch req.got = append(req.got, sb); {
+	case len(req.got) < len(req.pods):
+	case f.Ungranted == 0:
+		t.grant(cl)
+	default:
+		t.configure(cl)
+	}
+}
+
+// grant gives a claim its sandboxes when all of them are durable, and their agents have answered. Those
+// whose pods have ended meanwhile, or whose agents are not configured, do not count. If too few are
+// left, the callers get others at their place, and their key stands for those. So a sandbox that is not
+// granted has no key, and its object is written only with its release.
+func (t *Table) grant(cl *Claim) {
+	req := &cl.Request
+	got, first := req.got, t.outbox.Len()
+	req.pods, req.facts, req.got = nil, nil, nil
+	configured := slices.ContainsFunc(got, func(sb *sandboxes.Sandbox) bool { return sb.Agent.Port != 0 })
+	for _, sb := range got {
+		t.sandboxes.Decided(sb)
+	}
+	fit := got[:0]
+	for _, sb := range got {
+		switch cause := t.notGrantedFor(sb); {
+		case cause == (fact.Cause{}):
+			fit = append(fit, sb)
+		case cause.Reason == fact.ReasonConfigurationFailed:
+			req.problem = cause.Message
+			fallthrough
+		default:
+			t.sandboxes.Withdraw(sb, cause)
+		}
+	}
+	if len(fit) < req.atLeast {
+		for _, sb := range fit {
+			t.sandboxes.Withdraw(sb, fact.Because(fact.ReasonBatchIncomplete))
+		}
+		t.outbox.Join(first) // the next leader must not find some of them live under the key
+		t.tryAgain(cl, configured)
+		return
+	}
+	abandoned, id := cl.Callers() == 0 && req.binding.IdempotencyKey == "", fit[0].Grant()
+	t.Grant(cl, id, len(fit))
+	if req.batch {
+		for _, sb := range fit {
+			t.sandboxes.Join(sb)
+		}
+		t.sandboxes.Batch(id).AtLeast = req.atLeast
+	}
+	for _, sb := range fit {
+		t.Emit(step.LabelPod{Pod: sb.Pod, Pool: sb.Pool.Name, ID: sb.ID})
+		switch {
+		case sb.Phase == fact.Running:
+			t.sandboxes.Run(sb)
+		case abandoned:
+			t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
+		default:
+			t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
+			t.Emit(step.StartSandbox{Sandbox: sb.Sandbox})
+		}
+	}
+	if abandoned {
+		for _, sb := range fit {
+			t.sandboxes.End(sb, sandboxes.Serving, fact.Because(fact.ReasonCanceled))
+		}
+		t.Emit(step.ClaimCanceled{Pool: req.pool.Key})
+		return
+	}
+	t.Emit(step.ClaimGranted{Pool: req.pool.Key, Waited: req.waited, Wait: t.Now.Boot - req.since})
+	t.decided = append(t.decided, id) // after the routers have the routes
+}
+
+// notGrantedFor returns why a durable sandbox is not granted; zero: it is.
+func (t *Table) notGrantedFor(sb *sandboxes.Sandbox) fact.Cause {
+	p := t.pods.Get(sb.Pod)
+	cause, _ := sb.Unfit(p)
+	switch {
+	case sb.Doomed() != nil:
+		return *sb.Doomed()
+	case cause == (fact.Cause{}) && p.Withheld()&(pods.Tainted|pods.Quarantined) != 0:
+		return fact.Because(fact.ReasonAddressShared)
+	}
+	return cause
+}
+
+// tryAgain returns a claim that got too few sandboxes to its place in the line, or refuses it. configured: agents of
+// its pods were to be configured.
+func (t *Table) tryAgain(cl *Claim, configured bool) {
+	req := &cl.Request
+	if configured {
+		req.failures++
+		for _, x := range t.ExpireBound(cl, t.Now.Boot) {
+			t.Emit(t.refusalOf(cl, x.Token, step.NotConfigured))
+		}
+	}
+	switch {
+	case cl.Callers() == 0:
+		t.Drop(cl)
+		t.Emit(step.ClaimCanceled{Pool: req.pool.Key})
+	case req.failures == MaxFailures:
+		t.refuse(cl, step.NotConfigured)
+	case !req.pool.Known || req.pool.Deleting:
+		t.refuse(cl, step.NoPool)
+	case configured && t.closing:
+		t.refuse(cl, step.Ending)
+	default:
+		t.pods.Return(t.comesBack(cl)...)
+	}
+}
+
+// Answer answers the callers of grants, as far as its sandboxes have started. It releases those of a
+// batch that has failed.
+func (t *Table) Answer(grants ...string) {
+	by := t.Now.Boot
+	if t.closing {
+		by = lines.All
+	}
+	for _, grant := range grants {
+		for _, sb := range t.answer(grant, by) {
+			t.sandboxes.End(sb, sandboxes.Serving, fact.Because(fact.ReasonBatchIncomplete))
+		}
+	}
+}

@@ -1,0 +1,181 @@
+package claims
+
+import (
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/lines"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
+	"github.com/berth-sandbox/berth/allocator/core/pools"
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
+	"github.com/berth-sandbox/berth/allocator/core/step"
+	"github.com/berth-sandbox/berth/allocator/core/teams"
+)
+
+// Config is fixed for a term.
+type Config struct {
+	// MaxWaiting bounds the callers whose claims wait for a pod of one pool, and the callers that
+	// wait for one sandbox with one idempotency key. Each of n teams that wait for a pod of one
+	// pool can have 1/n of them.
+	MaxWaiting int
+	// NewID returns a sandbox ID that was never used.
+	NewID func() string
+	// Quarantine is how long no pod is handed out yet, because routers may serve routes of an earlier journal.
+	Quarantine func(now time.Duration) time.Duration
+}
+
+// Table has the claims that have no answer yet, the keys, and the limits of the teams.
+type Table struct {
+	*step.Current
+	*Ledger
+	cfg       Config
+	outbox    *fact.Outbox
+	pods      *pods.Table
+	sandboxes *sandboxes.Table
+	pools     *pools.Table
+	limits    *teams.Ledger
+	// pressure: journaled changes reach the Sandbox objects too slowly. closing: this leader is about to end.
+	pressure, closing bool
+
+	lines   map[fact.PoolKey]*lines.Line[request] // of the pools that had a claim
+	filling map[fact.PoolKey]*Claim               // those that collect pods for their batch
+	taken   map[fact.PodKey]*Claim                // by the pods that they have, until their facts are durable
+	// configuring has the claims of the sandboxes that are durable and not granted, by ID: their agents are being
+	// configured.
+	configuring map[string]*Claim
+	decided     []string // grants whose callers may be answered
+}
+
+// Ledger has the callers and the keys. It is made first, because the sandboxes ask it whether a key holds.
+type Ledger = lines.Ledger[request]
+
+// NewLedger returns an empty ledger.
+func NewLedger() *Ledger { return lines.New[request]() }
+
+// New returns an empty table.
+func New(current *step.Current, cfg Config, outbox *fact.Outbox, ledger *Ledger, pods *pods.Table, sandboxes *sandboxes.Table, pools *pools.Table) *Table {
+	return &Table{
+		Current: current, Ledger: ledger, cfg: cfg, outbox: outbox, pods: pods, sandboxes: sandboxes, pools: pools, limits: teams.New(),
+		lines: map[fact.PoolKey]*lines.Line[request]{}, filling: map[fact.PoolKey]*Claim{}, taken: map[fact.PodKey]*Claim{},
+		configuring: map[string]*Claim{},
+	}
+}
+
+// line has the claims of a pool that wait.
+func (t *Table) line(key fact.PoolKey) *lines.Line[request] {
+	if t.lines[key] == nil {
+		t.lines[key] = lines.NewLine[request]()
+	}
+	return t.lines[key]
+}
+
+// Waiting is how many callers wait for pods of a pool.
+func (t *Table) Waiting(key fact.PoolKey) int {
+	if line := t.lines[key]; line != nil {
+		return line.Callers()
+	}
+	return 0
+}
+
+// Demand is what the claims that wait ask a pool for.
+func (t *Table) Demand(key fact.PoolKey) (d pools.Demand) {
+	line := t.lines[key]
+	if line == nil {
+		return d
+	}
+	d.Lacking, d.Dropped = line.Pods(), line.TakeDropped()
+	if filling := t.filling[key]; filling != nil {
+		d.Lacking -= len(filling.Request.pods)
+	}
+	return d
+}
+
+// DropLine forgets the line of a pool that is not known any more.
+func (t *Table) DropLine(key fact.PoolKey) { delete(t.lines, key) }
+
+// HasPod returns the claim that has a pod, until its facts are durable; nil: none has.
+func (t *Table) HasPod(pod fact.PodKey) *Claim { return t.taken[pod] }
+
+// Decided answers the callers of the grants that were decided since it was called last. It reports whether there were
+// any. Routers have the routes of the sandboxes by then.
+func (t *Table) Decided() bool {
+	grants := t.decided
+	t.decided = nil
+	t.Answer(grants...)
+	return len(grants) > 0
+}
+
+// Pressure has new claims refused while it is on.
+func (t *Table) Pressure(on bool) { t.pressure = on }
+
+// UnderPressure reports whether new claims are refused because the Sandbox objects lag behind.
+func (t *Table) UnderPressure() bool { return t.pressure }
+
+// Limit replaces the limits of the teams.
+func (t *Table) Limit(s teams.Settings) { t.limits.Set(s, t.Now.Boot) }
+
+// Close ends all waits: this leader is about to end.
+func (t *Table) Close() {
+	t.closing = true
+	for pool := range t.pools.All() {
+		pool.Touch()
+	}
+	t.Answer(t.Awaited()...)
+}
+
+// Closing reports whether this leader is about to end.
+func (t *Table) Closing() bool { return t.closing }
+
+// Started notes that a sandbox runs. Its callers are answered by Decided.
+func (t *Table) Started(sb *sandboxes.Sandbox) { t.decided = append(t.decided, sb.Grant()) }
+
+// Released notes that the release of a sandbox is durable.
+func (t *Table) Released(sb *sandboxes.Sandbox) {
+	t.Keep(KeyOf(&sb.Binding), sb.Grant(), sb.ID, sb.ReleasedSince())
+	t.adopt(sb.Grant())
+}
+
+// Recovered enters the key of a sandbox of an earlier term.
+func (t *Table) Recovered(sb *sandboxes.Sandbox) {
+	t.Recover(KeyOf(&sb.Binding), sb.RequestHash, sb.Grant())
+	if sb.Over() {
+		t.Keep(KeyOf(&sb.Binding), sb.Grant(), sb.ID, sb.ReleasedSince())
+	}
+}
+
+// TickPool acts on what is due in the line of a pool.
+func (t *Table) TickPool(pool *pools.Pool) {
+	line, filling := t.line(pool.Key), t.filling[pool.Key]
+	if filling != nil && filling.Late(t.Now.Boot) && len(filling.Request.pods) >= filling.Request.atLeast {
+		filling.Request.ends = true
+		t.Serve(pool)
+	}
+	for _, x := range t.Expire(line, t.Now.Boot) {
+		t.Emit(t.refusal(pool, x.Token, step.PoolEmpty))
+	}
+	if filling != nil && !filling.Waits() && len(filling.Request.facts) == 0 { // it has expired
+		t.pods.Return(t.callOff(filling)...)
+	}
+}
+
+// Tick answers the callers whose wait for a start is over, and frees the keys that have held for keep after the end of
+// their sandboxes.
+func (t *Table) Tick(keep time.Duration) {
+	t.Answer(t.Awaited()...)
+	for _, id := range t.DropKeys(t.Now.Boot - keep) {
+		t.sandboxes.LetGo(t.sandboxes.Get(id))
+	}
+}
+
+// Use is what a team has of its limits.
+type Use struct{ Sandboxes, Waiting int }
+
+// NamedTeams returns what the teams have whose limits are set by name.
+func (t *Table) NamedTeams() map[string]Use {
+	all := map[string]Use{}
+	for team := range t.limits.Settings().Teams {
+		r := t.usage(team)
+		all[team] = Use{Sandboxes: r.Used, Waiting: r.Waiting}
+	}
+	return all
+}

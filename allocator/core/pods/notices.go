@@ -1,0 +1,39 @@
+package pods
+
+// Notice is something that the caller acts on: a Disturbed, a Failed, a Started or an Unblocked.
+type Notice interface{ notice() }
+
+type (
+	// Disturbed: a pod in use was observed, something about its address or node has changed, or it is gone.
+	Disturbed struct{ Pod *Pod }
+	// Failed: an idle pod is replaced. Early: it counts for the back-off of its pool, because it has ended before it
+	// was warm, or by itself within StableAfter of that.
+	Failed struct {
+		Pod         *Pod
+		Reason, Why string
+		Early       bool
+	}
+	// Started: a pod became warm for the first time.
+	Started struct{ Pod *Pod }
+	// Unblocked: the intent to delete every idle pod that the requests of a sandbox may have reached is durable.
+	Unblocked struct{ Sandbox string }
+)
+
+func (Disturbed) notice() {}
+func (Failed) notice()    {}
+func (Started) notice()   {}
+func (Unblocked) notice() {}
+
+// Next takes the next notice; nil: there is none.
+func (t *Table) Next() Notice {
+	if len(t.notices) == 0 {
+		return nil
+	}
+	n := t.notices[0]
+	if t.notices = t.notices[1:]; len(t.notices) == 0 {
+		t.notices = nil
+	}
+	return n
+}
+
+func (t *Table) notify(n Notice) { t.notices = append(t.notices, n) }

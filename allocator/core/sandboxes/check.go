@@ -1,0 +1,100 @@
+package sandboxes
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
+)
+
+// Check returns the first contradiction between the tables. It is for tests.
+func (t *Table) Check() error {
+	holds := map[fact.PodKey]string{}
+	live, withdrawn, ended, deadlines := 0, 0, 0, 0
+	for id, sb := range t.byID {
+		if sb.ID != id || sb.bound {
+			return fmt.Errorf("sandboxes: %s is kept as %s, bound: %v", sb.ID, id, sb.bound)
+		}
+		if _, listed := slices.BinarySearchFunc(t.live.Of(Everything()), sb.Mark(), byClaim); !listed && sb.Phase == fact.Releasing && sb.how == Withdrawn {
+			withdrawn++
+		} else if sb.Phase < fact.Released {
+			live++
+		}
+		if _, queued := t.deadlines.At(id); queued {
+			deadlines++
+		}
+		if sb.Phase == fact.Ended {
+			ended++
+		} else if holds[sb.Pod] != "" {
+			return fmt.Errorf("sandboxes: pod %s has %s and %s", sb.Pod.Name, id, holds[sb.Pod])
+		}
+		holds[sb.Pod] = id
+		if err := t.check(sb); err != nil {
+			return fmt.Errorf("sandboxes: %s in phase %d, which ends as %d: %w", id, sb.Phase, sb.how, err)
+		}
+	}
+	all, gone := len(t.live.Of(Everything())), len(t.gone.Of(Everything()))
+	if live != all || len(t.byID)-live-withdrawn != gone || ended != t.ended.Len() || deadlines != t.deadlines.Len() {
+		return fmt.Errorf("sandboxes: %d live, %d ended and %d deadlines, kept are %d, %d and %d", live, ended, deadlines, all, t.ended.Len(), t.deadlines.Len())
+	}
+	if len(t.notices) > 0 {
+		return fmt.Errorf("sandboxes: the caller has not taken %+v", t.notices)
+	}
+	return errors.Join(t.deadlines.Check(), t.checkLists(t.live, false), t.checkLists(t.gone, true))
+}
+
+func (t *Table) checkLists(l Lists, gone bool) error {
+	for sel, list := range l {
+		for i, sb := range list {
+			selected := sel.Sees(sb.Team) && (sel.Pool == fact.PoolKey{} || sel.Pool == sb.Pool)
+			if t.byID[sb.ID] != sb || gone != sb.Over() || !selected || i > 0 && byClaim(list[i-1], sb.Mark()) >= 0 {
+				return fmt.Errorf("sandboxes: %s in the list of %v is not known, or not in its place", sb.ID, sel)
+			}
+		}
+	}
+	for _, sb := range l.Of(Everything()) {
+		for _, sel := range sb.selections() {
+			if _, found := slices.BinarySearchFunc(l[sel], sb.Mark(), byClaim); !found {
+				return fmt.Errorf("sandboxes: %s is not in the list of %v", sb.ID, sel)
+			}
+		}
+	}
+	return nil
+}
+
+func (t *Table) check(sb *Sandbox) error {
+	p, complete := t.pods.Get(sb.Pod), t.fences.Complete(sb.ID)
+	deadline, queued := t.deadlines.At(sb.ID)
+	end, reason := sb.Ends()
+	use, known := t.idle.Use(sb.ID)
+	switch routed := t.pods.Routed(sb.ID); {
+	case routed != (sb.Phase != fact.Ended && !complete):
+		return fmt.Errorf("it has routes: %v", routed)
+	case sb.Phase != fact.Ended && p != nil && p.Sandbox() != sb.ID:
+		return fmt.Errorf("its pod does not have it")
+	case p == nil && (sb.Lives() || sb.Phase == fact.Released && complete && !t.pods.Blocked(sb.ID)):
+		return fmt.Errorf("its pod is gone")
+	case p != nil && sb.Phase < fact.Released && p.State() != pods.Claimed, p != nil && sb.Phase == fact.Released && p.State() < pods.Released:
+		return fmt.Errorf("its pod is in state %d", p.State())
+	case queued && sb.Over():
+		return fmt.Errorf("it still has a deadline")
+	case reason != "" && sb.Lives() && (!queued || deadline > end):
+		return fmt.Errorf("it ends at %v (%s), and is looked at: %v, at %v", end, reason, queued, deadline)
+	case known && sb.Phase != fact.Running && sb.Phase != fact.Releasing || !known && sb.Phase == fact.Running && !sb.asking:
+		return fmt.Errorf("it has the activity %+v: %v", use, known)
+	case (sb.how != 0) != (sb.Phase >= fact.Releasing) && sb.Phase < fact.Released:
+		return fmt.Errorf("it ends, or does not")
+	}
+	return nil
+}
+
+// Owed returns the effects whose answers a sandbox waits for. It is for tests.
+func (sb *Sandbox) Owed() (hook, record bool) {
+	neverShown := sb.IsLost() && sb.Phase == fact.Releasing && sb.objectRevision == (fact.Revision{})
+	return sb.Phase == fact.Starting && !sb.readying && !sb.IsLost(), sb.objectRevision.Less(sb.Revision) && !neverShown
+}
+
+// Waiting has the tokens of the callers of Release. It is for tests.
+func (sb *Sandbox) Waiting() []uint64 { return sb.waiters }

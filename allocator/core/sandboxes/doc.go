@@ -1,0 +1,47 @@
+// Package sandboxes keeps the life of every sandbox, from the claim that is durable to the record that is forgotten. It
+// is the only owner of that. It does no I/O and starts no goroutine. One goroutine uses it.
+//
+// # States
+//
+//	bound      its claim is durable and not granted yet; no caller knows its ID
+//	starting   granted; the pool's postStart hook has not answered yet
+//	running    routers may send requests to it
+//	ending     its release is on its way into the journal
+//	released   no new request may be admitted; its fence is under way, or its pod still exists
+//	ended      its pod is gone, and no router can send a request to its address
+//
+//	        Grant            hook              End        durable            TryEnd           Forget
+//	bound --------> starting -----> running -------> ending --------> released -------> ended -------> gone
+//	     \--------------------------^  \ a pool without hook
+//
+// [Table.End] is the only way out of the first three. Its first call counts. A sandbox that is bound ends when its
+// claim is decided, because those of one claim must end in one Write.
+//
+// # How a sandbox ends
+//
+// A [How] says what holds from End until the release is durable:
+//
+//	Serving    routers keep its route; requests reach it
+//	Idle       a verdict has found it idle; no router gets its route any more, and requests wait for the release
+//	Lost       its pod cannot serve it any more; no router gets its route any more
+//	Withdrawn  the same, and its claim does not get it: the key of the claim does not stand for it
+//
+// What the caller of its claim hears follows from the phase and the reason: see package claims.
+//
+// # Guarantees
+//
+//   - A sandbox that End was called for never starts or runs again. Its release is a fact, which is committed once.
+//   - SandboxCreated, SandboxReady and SandboxReleased come at most once for a sandbox.
+//   - The object of a sandbox is written only when its claim was granted, or with its release. It shows the latest
+//     revision, or a write of that is under way.
+//   - The record stays until the sandbox has ended, its object shows that, and its key holds no longer.
+//   - A step of the wall clock ends no sandbox, and keeps none: end times are on the boot clock within a term.
+//   - The sandboxes of a batch are known by the batch as long as one of them is on record.
+//
+// What concerns routers and the callers of claims it lists, and the caller takes it from [Table.Next] before the step
+// ends.
+//
+// # What breaks them
+//
+// TryEnd of a sandbox whose fence is not complete in the ledger of fences. A fact that is not of the outbox.
+package sandboxes

@@ -1,0 +1,138 @@
+package sandboxes
+
+import (
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/step"
+	"github.com/berth-sandbox/berth/api/activity"
+)
+
+// maxDeadlines bounds the deadlines that one tick looks at: after a change of leaders all may have
+// come at once.
+const maxDeadlines = 10_000
+
+// setTimes converts the end times of a sandbox to the boot clock.
+func (sb *Sandbox) setTimes(now step.Instant) {
+	sb.nextEnd = sb.EndAt
+	for _, m := range []struct {
+		at   time.Time
+		boot *time.Duration
+	}{{sb.EndAt, &sb.endAt}, {sb.LifetimeEnd, &sb.lifetimeEnd}, {sb.StartBy, &sb.startBy}} {
+		if *m.boot = 0; !m.at.IsZero() {
+			*m.boot = max(1, now.BootOf(m.at))
+		}
+	}
+}
+
+// Ends returns when a sandbox is released whether it is in use or not, and the reason. An empty
+// reason means that no such end is set.
+func (sb *Sandbox) Ends() (at time.Duration, reason string) {
+	earlier := func(than time.Duration, why string) {
+		if than != 0 && (reason == "" || than < at) {
+			at, reason = than, why
+		}
+	}
+	if sb.pendingTimeouts == 0 { // else timeoutSet schedules it again
+		earlier(sb.endAt, fact.ReasonEndTime)
+	}
+	earlier(sb.lifetimeEnd, fact.ReasonMaxLifetime)
+	if sb.Phase == fact.Starting && !sb.readying {
+		earlier(sb.startBy, fact.ReasonStartupTimeout)
+	}
+	return at, reason
+}
+
+// ExpireEnds ends the sandboxes whose end has come.
+func (t *Table) ExpireEnds() {
+	for _, id := range t.deadlines.Due(t.Now.Boot, maxDeadlines) {
+		sb := t.byID[id]
+		if at, reason := sb.Ends(); reason != "" && at <= t.Now.Boot {
+			t.End(sb, Serving, fact.Because(reason))
+		} else {
+			t.schedule(sb)
+		}
+	}
+}
+
+// Release acts on a call that ends a sandbox. A token other than 0 is answered when that is durable: see
+// Sandbox.TakeWaiters.
+func (t *Table) Release(token uint64, scope step.Scope, id, reason string) {
+	sb, status := t.Seen(id, scope), step.CallUnknown
+	switch {
+	case sb == nil:
+	case sb.Over():
+		status = step.CallGone
+	default:
+		if token != 0 {
+			sb.waiters = append(sb.waiters, token)
+		}
+		t.End(sb, Serving, fact.Because(reason))
+		return
+	}
+	if token != 0 {
+		t.Emit(step.ReleaseAnswered{Token: token, Status: status})
+	}
+}
+
+// KeepAlive counts a call as activity.
+func (t *Table) KeepAlive(token uint64, scope step.Scope, id string) {
+	if sb := t.use(token, scope, id); sb != nil {
+		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallOK, Sandbox: sb.Sandbox})
+	}
+}
+
+// use returns the live sandbox of a call and notes the call as activity. If there is none it
+// answers the call and returns nil.
+func (t *Table) use(token uint64, scope step.Scope, id string) *Sandbox {
+	sb := t.Seen(id, scope)
+	switch {
+	case sb == nil:
+		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallUnknown})
+		return nil
+	case !sb.Lives():
+		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallGone, Sandbox: sb.Sandbox})
+		return nil
+	}
+	t.idle.Note(sb.ID, activity.Keepalive, t.Now.Boot)
+	return sb
+}
+
+// SetTimeout moves the end of a sandbox to lifetime from now. The new end counts when it is durable. extend: an end
+// that is later stays.
+func (t *Table) SetTimeout(token uint64, scope step.Scope, id string, lifetime time.Duration, extend bool) {
+	sb := t.use(token, scope, id)
+	if sb == nil {
+		return
+	}
+	end := t.Now.Wall.Add(lifetime)
+	if extend && (sb.nextEnd.IsZero() || sb.nextEnd.After(end)) {
+		if end = sb.nextEnd; sb.pendingTimeouts == 0 { // it is durable
+			t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallOK, Sandbox: sb.Sandbox})
+			return
+		}
+	}
+	sb.pendingTimeouts++
+	sb.nextEnd = end
+	next := &fact.SandboxFact{Sandbox: sb.next(), Ungranted: sb.ungranted}
+	t.outbox.Commit(t.Now.Boot, next, true, func(fact.Revision, time.Duration) { t.timeoutSet(sb, token, next) })
+}
+
+// timeoutSet acts on a committed change of an end.
+func (t *Table) timeoutSet(sb *Sandbox, token uint64, f *fact.SandboxFact) {
+	sb.pendingTimeouts--
+	sb.EndAt, sb.Revision = f.EndAt, f.Revision
+	sb.endAt = max(1, t.Now.BootOf(sb.EndAt))
+	t.idle.Note(sb.ID, activity.Keepalive, t.Now.Boot)
+	answer := step.SandboxCallAnswered{Token: token, Status: step.CallOK, Sandbox: sb.Sandbox}
+	if !sb.Lives() {
+		answer.Status = step.CallGone
+	}
+	t.schedule(sb)
+	shown := sb.Sandbox
+	shown.Phase, shown.StartedAt = f.Phase, f.StartedAt // not Releasing: the sandbox may never have run
+	if sb.ungranted == 0 {
+		t.Emit(step.WriteObject{Sandbox: shown})
+	}
+	t.Emit(answer)
+}

@@ -1,0 +1,246 @@
+package sandboxes
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/idle"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
+	"github.com/berth-sandbox/berth/allocator/core/step"
+	"github.com/berth-sandbox/berth/api/activity"
+)
+
+// Bind enters the sandbox of a claim that is durable and not granted yet.
+func (t *Table) Bind(f *fact.SandboxFact) *Sandbox {
+	sb := &Sandbox{Sandbox: f.Sandbox, bound: true}
+	if g := t.pods.Find(sb.Pool); g != nil {
+		sb.TakePorts(g) // they may have changed while the claim was written
+	}
+	t.byPod[sb.Pod] = sb
+	t.addRoutes(sb)
+	if p := t.pods.Get(sb.Pod); p != nil {
+		t.pods.Bind(p, sb.ID)
+	}
+	return sb
+}
+
+// Decided notes that the claim of a bound sandbox is decided: it is granted, unless Withdraw follows.
+func (t *Table) Decided(sb *Sandbox) {
+	sb.bound = false
+	if p := t.pods.Get(sb.Pod); p != nil {
+		t.pods.Grant(p)
+	}
+	t.add(sb) // until now no caller could know its ID
+	t.Emit(step.SandboxCreated{Sandbox: sb.Sandbox})
+	sb.setTimes(t.Now)
+	t.schedule(sb)
+}
+
+// Withdraw ends a sandbox that its claim does not get. It does not count for the team: the claim does, or others of it.
+func (t *Table) Withdraw(sb *Sandbox, cause fact.Cause) {
+	sb.Batch = ""
+	t.live.remove(sb)
+	t.End(sb, Withdrawn, cause)
+}
+
+// Run notes that a granted sandbox runs: its pool has no hook, or that has succeeded.
+func (t *Table) Run(sb *Sandbox) {
+	t.markRunning(sb, t.Now.Boot, activity.Claim)
+	t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
+	t.notices = append(t.notices, Started{sb})
+}
+
+// markRunning notes that a sandbox runs. Routers may have its route from now on.
+func (t *Table) markRunning(sb *Sandbox, usedAt time.Duration, kind activity.Kind) {
+	t.idle.Add(idle.Sandbox{ID: sb.ID, Timeout: sb.IdleTimeout, MinBytes: sb.MinBytes}, usedAt, kind, t.Now.Boot)
+	t.schedule(sb)
+}
+
+// HookDone acts on the outcome of the postStart hook.
+func (t *Table) HookDone(id string, ok bool, why string) {
+	sb := t.byID[id]
+	if sb == nil || sb.Phase != fact.Starting || sb.readying {
+		return
+	}
+	if !ok {
+		t.End(sb, Serving, fact.Cause{Reason: fact.ReasonStartFailed, Message: why})
+		return
+	}
+	sb.readying, sb.StartedAt = true, t.Now.Wall
+	ready := &fact.SandboxFact{Sandbox: sb.next()}
+	t.outbox.Commit(t.Now.Boot, ready, true, func(fact.Revision, time.Duration) {
+		sb.readying = false
+		sb.Revision, sb.EndAt = ready.Revision, ready.EndAt
+		if sb.Phase != fact.Starting { // it is being released
+			t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
+			return
+		}
+		sb.Phase = fact.Running
+		t.Run(sb)
+	})
+}
+
+// End ends a sandbox, in this way and for this cause. Only the first cause counts; a later call can only take the route
+// away. One that is bound ends when its claim is decided.
+func (t *Table) End(sb *Sandbox, how How, cause fact.Cause) {
+	switch {
+	case sb.bound:
+		sb.doomed = cmp.Or(sb.doomed, &cause)
+		return
+	case sb.Over():
+		return
+	}
+	sb.how = max(sb.how, how)
+	if how == Withdrawn {
+		sb.IdempotencyKey = ""
+	}
+	if !sb.Lives() {
+		return
+	}
+	released := &fact.SandboxFact{Sandbox: sb.next()}
+	sb.ran = sb.Phase == fact.Running
+	sb.Phase = fact.Releasing
+	released.Phase, released.Cause, released.ReleasedAt = fact.Released, cause, t.Now.Wall
+	t.outbox.Commit(t.Now.Boot, released, true, func(_ fact.Revision, at time.Duration) { t.released(sb, released, at) })
+}
+
+// released acts on a committed release. at is when that was known.
+func (t *Table) released(sb *Sandbox, f *fact.SandboxFact, at time.Duration) {
+	t.deadlines.Remove(sb.ID)
+	t.idle.Remove(sb.ID)
+	t.live.remove(sb)
+	t.gone.add(sb)
+	sb.asking = false
+	sb.Phase, sb.releasedAt, sb.durableAt, sb.Revision = fact.Released, t.Now.Boot, at, f.Revision
+	sb.Cause, sb.ReleasedAt, sb.StartedAt = f.Cause, f.ReleasedAt, f.StartedAt
+	if p := t.pods.Get(sb.Pod); p != nil {
+		t.pods.Release(p)
+		t.readLog(sb)
+	}
+	t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
+	t.Emit(step.SandboxReleased{Sandbox: sb.Sandbox})
+	t.notices = append(t.notices, Released{sb})
+}
+
+// TryEnd ends a released sandbox if nothing of it is left: its pod is gone, its fence is complete,
+// and the intent to delete every idle pod that its requests may have reached is durable.
+func (t *Table) TryEnd(id string) {
+	sb := t.byID[id]
+	if sb.Phase != fact.Released || t.pods.Get(sb.Pod) != nil || !t.fences.Complete(id) || t.pods.Blocked(id) {
+		return
+	}
+	sb.Phase = fact.Ended
+	sb.elem = t.ended.PushBack(sb)
+	t.revise(sb)
+}
+
+// PodChanged acts on a change of the pod of a sandbox.
+func (t *Table) PodChanged(sb *Sandbox, p *pods.Pod) {
+	switch cause, lost := sb.Unfit(p); {
+	case lost && sb.Phase == fact.Released:
+		t.TryEnd(sb.ID)
+	case lost:
+		t.End(sb, Lost, cause)
+	case cause != (fact.Cause{}):
+		t.End(sb, Serving, cause)
+	default:
+		sb.Restarts = max(sb.Restarts, p.Seen().Restarts) // they were kept
+	}
+}
+
+// Unfit returns the cause for which a sandbox must end, as far as its pod is concerned; zero: there is none.
+// lost: the pod cannot serve it any more. p may be nil.
+func (sb *Sandbox) Unfit(p *pods.Pod) (cause fact.Cause, lost bool) {
+	if p == nil {
+		return fact.Because(fact.ReasonPodDeleted), true
+	}
+	switch seen := p.Seen(); {
+	case seen.Deleting || p.Gone():
+		return p.Removed(), true
+	case seen.Finished:
+		cause = seen.Cause
+		cause.Reason = cmp.Or(cause.Reason, fact.ReasonFailed)
+		cause.Message = cmp.Or(cause.Message, seen.Why)
+		return cause, true
+	case seen.IP != sb.IP:
+		// The address of the route may belong to another pod already, even if this pod has none
+		// at the moment.
+		return fact.Because(fact.ReasonPodMoved), true
+	case p.Withheld()&pods.Contested != 0:
+		return fact.Because(fact.ReasonAddressShared), true
+	case seen.Restarts > sb.Restarts && (!p.Group().KeepOnRestart || sb.Agent.Port != 0):
+		// An agent that starts again is not configured any more.
+		if cause = seen.Cause; cause.Reason != fact.ReasonOOMKilled {
+			cause.Reason = fact.ReasonUnexpectedRestart
+		}
+		return cause, false
+	}
+	return fact.Cause{}, false
+}
+
+// Found ties a pod that was found again to its sandbox.
+func (t *Table) Found(sb *Sandbox, p *pods.Pod) {
+	sb.Workload = cmp.Or(sb.Workload, p.Seen().Workload)
+	sb.TakePorts(p.Group())
+	if !sb.Over() {
+		return
+	}
+	if sb.elem != nil { // it had ended, but its pod exists
+		t.ended.Remove(sb.elem)
+		sb.elem = nil
+		sb.Phase = fact.Released
+		t.revise(sb)
+		t.addRoutes(sb)
+	}
+	t.readLog(sb) // the earlier leader may not have done it
+}
+
+// addRoutes notes that routers may receive routes of a sandbox from now on.
+func (t *Table) addRoutes(sb *Sandbox) { t.pods.AddRoutes(sb.ID, sb.Pod, sb.addresses()) }
+
+// TakePorts gives a sandbox the ports that the pool of its pod has now.
+func (sb *Sandbox) TakePorts(g *pods.Group) {
+	if g.Known {
+		sb.DefaultPort, sb.Ports = g.DefaultPort, g.Ports
+	}
+}
+
+// PortsChanged gives a sandbox the ports that the pool of its pod has now. Routers get the route again.
+func (t *Table) PortsChanged(sb *Sandbox, p *pods.Pod) {
+	sb.TakePorts(p.Group())
+	t.notices = append(t.notices, Routed{sb})
+}
+
+// Fits reports whether the pod of a released sandbox could serve another one, as far as this one is concerned: it has
+// not failed or ended because of the pod.
+func (sb *Sandbox) Fits(p *pods.Pod) bool {
+	cause, _ := sb.Unfit(p)
+	return cause == (fact.Cause{}) && sb.Reason != fact.ReasonAddressShared && !slices.Contains(fact.LogReasons, sb.Reason) && len(sb.conflicts) == 0
+}
+
+// Configured notes that an earlier leader has configured the agent of a sandbox. It may have said that it is ready.
+func (t *Table) Configured(sb *Sandbox) {
+	sb.asking = false
+	if sb.Phase == fact.Starting {
+		t.Emit(step.StartSandbox{Sandbox: sb.Sandbox})
+		return
+	}
+	t.markRunning(sb, t.Now.Boot, activity.Claim) // routers of the earlier leader are waited for: see idle.Expect
+	t.notices = append(t.notices, Routed{sb})
+}
+
+// Adopt writes the objects of a grant of an earlier term when no agent of it is asked any more.
+func (t *Table) Adopt(grant string) {
+	members := t.Granted(grant)
+	if slices.ContainsFunc(members, (*Sandbox).Asking) {
+		return
+	}
+	for _, sb := range members {
+		if sb.ungranted > 0 && sb.Phase < fact.Releasing {
+			sb.ungranted = 0
+			t.Show(sb)
+		}
+	}
+}

@@ -1,0 +1,29 @@
+package sandboxes
+
+// Notice is something that the caller acts on: a Started, a Routed or a Released.
+type Notice interface{ notice() }
+
+type (
+	// Started: a sandbox runs. Routers get its route, and callers their answers.
+	Started struct{ Sandbox *Sandbox }
+	// Routed: the route of a sandbox that ran before has changed, or may not be known to routers.
+	Routed struct{ Sandbox *Sandbox }
+	// Released: the release of a sandbox is durable.
+	Released struct{ Sandbox *Sandbox }
+)
+
+func (Started) notice()  {}
+func (Routed) notice()   {}
+func (Released) notice() {}
+
+// Next takes the next notice; nil: there is none.
+func (t *Table) Next() Notice {
+	if len(t.notices) == 0 {
+		return nil
+	}
+	n := t.notices[0]
+	if t.notices = t.notices[1:]; len(t.notices) == 0 {
+		t.notices = nil
+	}
+	return n
+}
