@@ -15,6 +15,7 @@ const ProofWithin = 2 * time.Minute
 type unproven struct {
 	pod   *Pod
 	since time.Duration // boot clock
+	ends  bool          // the life is to end; else its proof is awaited
 }
 
 // CanRecycle reports whether a pod whose sandbox is fenced could serve another one after a restart of its containers.
@@ -27,7 +28,7 @@ func (t *Table) Finish(p *Pod, again bool) {
 	switch {
 	case again:
 		t.enter(p, Recycling)
-		t.unproven = append(t.unproven, unproven{p, t.Now.Boot})
+		t.unproven = append(t.unproven, unproven{p, t.Now.Boot, true})
 		t.Emit(step.RecyclePod{Pod: p.seen.Key, Pool: p.group.Key})
 	case !p.seen.Deleting:
 		t.enter(p, Going)
@@ -45,7 +46,7 @@ func (t *Table) awaitProof(p *Pod) {
 		t.Emit(step.RecycleEnded{Outcome: step.NotFit})
 	case p.seen.Recycling && p.proof == notAwaited:
 		p.proof = awaited
-		t.unproven = append(t.unproven, unproven{p, t.Now.Boot})
+		t.unproven = append(t.unproven, unproven{p, t.Now.Boot, false})
 	case p.proof == awaited && !p.seen.Recycling:
 		p.proof = proven
 		t.Emit(step.RecycleEnded{Outcome: step.Recycled})
@@ -58,15 +59,15 @@ func (t *Table) awaitProof(p *Pod) {
 // retireUnproven ends the lives that have not ended, or whose proof has not come, in time.
 func (t *Table) retireUnproven() {
 	for len(t.unproven) > 0 && t.Now.Boot-t.unproven[0].since >= ProofWithin {
-		p := t.unproven[0].pod
+		p, ends := t.unproven[0].pod, t.unproven[0].ends
 		t.unproven = t.unproven[1:]
 		switch {
 		case p.gone:
-		case p.state == Recycling:
+		case ends && p.state == Recycling:
 			t.enter(p, Going)
 			t.Emit(step.RecycleEnded{Outcome: step.NotProven}) // the log has the errors of the writes
 			t.Emit(step.DeletePod{Pod: p.seen.Key})
-		case p.seen.Recycling:
+		case !ends && p.seen.Recycling:
 			t.retireLife(p, fmt.Sprintf("its node did not report the restart of all containers within %v", ProofWithin))
 		}
 	}
