@@ -70,6 +70,24 @@ func TestStartupTimeoutEndsWhenTheSandboxRuns(t *testing.T) {
 	none[SandboxReleased](s)
 }
 
+func TestStepOfTheWallClockMovesNoExtendedEnd(t *testing.T) {
+	for _, clock := range []time.Duration{-time.Hour, 50 * time.Second} {
+		s := newSim(t)
+		s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+		s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Lifetime: time.Minute})
+		sb := one[Claimed](s).Sandbox
+		s.now.Wall = s.now.Wall.Add(clock)
+		s.step(SetTimeout{Scope: everyTeam, Token: 8, ID: sb.ID, Lifetime: 30 * time.Second, Extend: true}) // its end is later
+		s.pass(time.Minute - time.Second)
+		none[SandboxReleased](s)
+		s.step(SetTimeout{Scope: everyTeam, Token: 9, ID: sb.ID, Lifetime: 2 * time.Minute, Extend: true})
+		s.pass(2*time.Minute - time.Second)
+		none[SandboxReleased](s)
+		s.pass(time.Second)
+		one[SandboxReleased](s)
+	}
+}
+
 func TestSetTimeoutMovesTheEndOnceDurable(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})

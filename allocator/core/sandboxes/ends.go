@@ -23,6 +23,7 @@ func (sb *Sandbox) setTimes(now step.Instant) {
 			*m.boot = max(1, now.BootOf(m.at))
 		}
 	}
+	sb.nextEndAt = sb.endAt
 }
 
 // Ends returns when a sandbox is released whether it is in use or not, and the reason. An empty
@@ -105,24 +106,23 @@ func (t *Table) SetTimeout(token uint64, scope step.Scope, id string, lifetime t
 	if sb == nil {
 		return
 	}
-	end := t.Now.Wall.Add(lifetime)
-	if extend && (sb.nextEnd.IsZero() || sb.nextEnd.After(end)) {
-		if end = sb.nextEnd; sb.pendingTimeouts == 0 { // it is durable
+	end, at := t.Now.Wall.Add(lifetime), max(1, t.Now.Boot+lifetime)
+	if extend && (sb.nextEndAt == 0 || sb.nextEndAt > at) {
+		if end, at = sb.nextEnd, sb.nextEndAt; sb.pendingTimeouts == 0 { // it is durable
 			t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallOK, Sandbox: sb.Sandbox})
 			return
 		}
 	}
 	sb.pendingTimeouts++
-	sb.nextEnd = end
+	sb.nextEnd, sb.nextEndAt = end, at
 	next := &fact.SandboxFact{Sandbox: sb.next(), Ungranted: sb.ungranted}
-	t.outbox.Commit(t.Now.Boot, next, true, func(fact.Revision, time.Duration) { t.timeoutSet(sb, token, next) })
+	t.outbox.Commit(t.Now.Boot, next, true, func(fact.Revision, time.Duration) { t.timeoutSet(sb, token, next, at) })
 }
 
-// timeoutSet acts on a committed change of an end.
-func (t *Table) timeoutSet(sb *Sandbox, token uint64, f *fact.SandboxFact) {
+// timeoutSet acts on a committed change of an end, which comes then on the boot clock.
+func (t *Table) timeoutSet(sb *Sandbox, token uint64, f *fact.SandboxFact, at time.Duration) {
 	sb.pendingTimeouts--
-	sb.EndAt, sb.Revision = f.EndAt, f.Revision
-	sb.endAt = max(1, t.Now.BootOf(sb.EndAt))
+	sb.EndAt, sb.Revision, sb.endAt = f.EndAt, f.Revision, at
 	t.idle.Note(sb.ID, activity.Keepalive, t.Now.Boot)
 	answer := step.SandboxCallAnswered{Token: token, Status: step.CallOK, Sandbox: sb.Sandbox}
 	if !sb.Lives() {

@@ -37,9 +37,10 @@ type Sandbox struct {
 	// the wall clock must not end a sandbox, or keep it for ever.
 	endAt, lifetimeEnd, startBy, releasedAt time.Duration
 	// pendingTimeouts is how many changes of its end are on their way into the journal. nextEnd is the
-	// end that the last one sets.
+	// end that the last one sets, and nextEndAt the same on the boot clock; 0: none.
 	pendingTimeouts int
 	nextEnd         time.Time
+	nextEndAt       time.Duration
 	// ungranted is SandboxFact.Ungranted of an earlier term: it is not known whether the claim was granted. The object
 	// is not written then, because it says that the claim was. asking: the agent has not answered whether it
 	// is configured. No router gets the route before.
