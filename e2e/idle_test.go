@@ -215,7 +215,10 @@ func TestOnlyMovingBytesKeepSandboxesOfTheirPool(t *testing.T) {
 				ticker := time.NewTicker(10 * time.Second)
 				defer ticker.Stop()
 				for socket.Ping(e.t.Context()) == nil {
-					<-ticker.C
+					select {
+					case <-ticker.C:
+					case <-e.t.Context().Done():
+					}
 				}
 			}()
 			e.reaped(s, began)

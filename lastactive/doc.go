@@ -12,7 +12,9 @@
 //     progress or waiting for a connection.
 //   - Now, until a good look has begun after the newest answer was read.
 //   - Otherwise at the end of the first good look that found none of these. Later looks do
-//     not change that time.
+//     not change that time, except for the first one that begins a connect window after the
+//     newest answer was read: Envoy may have opened the connection after the look before, and
+//     the request may have ended since.
 //
 // If only bytes count (minBytes of Expect), an open request alone is not use. A look then
 // finds a sandbox in use if enough bytes have moved over one of its connections, by the

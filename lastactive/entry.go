@@ -47,6 +47,8 @@ type Entry struct {
 
 	// Guarded by Tracker.mu:
 	inUse bool // at the newest good look
+	// showsBy: looks that begin from then on show what was admitted until now, while it is open.
+	showsBy time.Duration
 	// lastUsed is the end of the newest good look at which it was in use or had just ceased
 	// to be in use; 0: no such look.
 	lastUsed time.Duration

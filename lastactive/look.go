@@ -97,6 +97,11 @@ func (t *Tracker) apply(now *shown, moved connections) {
 		unread, lastRead := e.use()
 		admitted := unread || lastRead >= before.began
 		if admitted {
+			e.showsBy = began + t.o.ConnectWindow
+		}
+		// The looks before this one could not show yet what was admitted, and it may have ended since.
+		unseen := before.began < e.showsBy && began >= e.showsBy
+		if admitted || unseen {
 			kind = activity.Admission
 		}
 		switch {
@@ -110,7 +115,7 @@ func (t *Tracker) apply(now *shown, moved connections) {
 				kind = activity.Bytes
 			}
 		}
-		if active || admitted || e.inUse {
+		if active || admitted || unseen || e.inUse {
 			e.lastUsed, e.kind = ended, kind
 		}
 		e.inUse = active || unread || lastRead >= began

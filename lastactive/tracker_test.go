@@ -28,8 +28,29 @@ func TestShortRequestIsUseUntilTheNextLook(t *testing.T) {
 		}
 		w.passes(200 * time.Millisecond)
 		require.Equal(w, w.options.Now()-w.lookBegan(before)-w.took, w.age("a"))
+		w.passes(10 * time.Second)
+		require.Equal(w, w.options.Now()-w.lookBegan(before+1)-w.took, w.age("a"), "the look before could not show it yet")
 		w.passes(30 * time.Second)
-		require.Equal(w, w.options.Now()-w.lookBegan(before)-w.took, w.age("a"), "later looks change nothing")
+		require.Equal(w, w.options.Now()-w.lookBegan(before+1)-w.took, w.age("a"), "later looks change nothing")
+	})
+}
+
+// Envoy may open a connection a connect window after its answer was read, and the request may have ended before the
+// next look, if that comes late.
+// Invariant: I4
+func TestRequestThatNoLookHasShownIsUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(*Options) {})
+		looks := func() { require.NoError(t, w.tracker.Look(t.Context())) }
+		looks()
+		w.begin("a", podA).Read()
+		for range 2 {
+			w.passes(time.Second)
+			looks()
+		}
+		w.passes(30 * time.Second) // the router stands still, and the request begins and ends
+		looks()
+		require.Less(t, w.age("a"), time.Second)
 	})
 }
 
@@ -314,7 +335,7 @@ func TestFinalReportCountsTheConnectWindow(t *testing.T) {
 	}{
 		"just read":                       {silent: 0, inUse: true},
 		"less than the window ago":        {silent: window - 2*time.Second, inUse: true},
-		"longer ago":                      {silent: window + 2*time.Second},
+		"longer ago":                      {silent: 2*window + 2*time.Second},
 		"just read, but Envoy has ended":  {silent: 0, ended: true},
 		"and reported to be idle already": {silent: 2 * time.Second, inUse: true},
 	} {
