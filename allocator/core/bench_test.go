@@ -30,7 +30,7 @@ func BenchmarkMemory(b *testing.B) {
 	for range b.N {
 		n := 0
 		c, err := New(Config{
-			Term: 1, MaxStale: time.Minute, ConnectWindow: time.Second, Linger: -1,
+			Term: 1, MaxStale: time.Minute, ConnectWindow: time.Second, Lease: time.Second, Linger: -1,
 			NewID:     func() string { n++; return fmt.Sprintf("abcdefghij%010d", n) },
 			NewSuffix: func() string { n++; return fmt.Sprint(n) },
 		}, start)
