@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/berth-sandbox/berth/envoy"
 )
 
 // What Count counts, and by what.
@@ -146,6 +148,12 @@ func (s *sandbox) tempts(e *Event, at map[string][]*sandbox) bool {
 		})
 }
 
+// near reports whether a request began near the deadline of a sandbox whose last use counts until then. A request
+// counts for a connect window at least: see package lastactive.
+func (s *sandbox) near(r *Event, until time.Duration) bool {
+	return (r.Began - until - s.claim.IdleTimeout).Abs() <= near
+}
+
 // sandbox counts what was done with a sandbox, its reap and the requests near that.
 func (t Tally) sandbox(h *History, s *sandbox) {
 	for _, e := range s.of[Release] {
@@ -170,7 +178,7 @@ func (t Tally) sandbox(h *History, s *sandbox) {
 	}
 	for _, r := range s.of[Request] {
 		last, by := s.lastUse(r.Began)
-		if by != nil && last < r.Began && (r.Began-last-s.claim.IdleTimeout).Abs() <= near {
+		if by != nil && last < r.Began && (s.near(r, last) || s.near(r, max(last, by.Began+envoy.ConnectWindow))) {
 			t.Add(NearDeadline, r.outcome())
 		}
 		if s.reaped != 0 && (r.Began-s.reaped).Abs() <= near {

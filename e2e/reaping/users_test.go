@@ -13,6 +13,7 @@ import (
 
 	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/e2e/history"
+	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/internal/wait"
 )
@@ -68,7 +69,7 @@ func (u *users) claim(ctx context.Context, random *rand.Rand, timeout time.Durat
 
 // play uses a sandbox until it is gone or was left alone.
 func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout time.Duration) {
-	last := bootclock.Now() // the end of its last use
+	last := bootclock.Now() // until then its last use counts
 	until := func(moment time.Duration) bool {
 		wait.Sleep(ctx, moment-bootclock.Now())
 		return ctx.Err() == nil
@@ -126,10 +127,10 @@ func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout 
 	}
 }
 
-// send sends one request through any gateway. It returns when that ended, and whether
+// send sends one request through any gateway. It returns until when that counts as use, and whether
 // the sandbox is gone. With abandoned the client does not wait for the end.
 func (u *users) send(ctx context.Context, random *rand.Rand, id, what string, hold time.Duration,
-	abandoned bool) (ended time.Duration, gone bool) {
+	abandoned bool) (until time.Duration, gone bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hold+answerMost)
 	defer cancel()
 	g := u.Gateways[random.IntN(len(u.Gateways))]
@@ -155,7 +156,7 @@ func (u *users) send(ctx context.Context, random *rand.Rand, id, what string, ho
 		}
 	}
 	u.History.Add(e)
-	return e.Ended, e.Code == http.StatusGone && e.Reason != ""
+	return max(e.Ended, e.Began+envoy.ConnectWindow), e.Code == http.StatusGone && e.Reason != ""
 }
 
 // url asks a pod to keep a request for so long.
