@@ -244,7 +244,7 @@ func (m *model) settle() {
 		case why&pods.Ending != 0:
 			m.expect("Failed %s %v", p.name(), m.early(p))
 			m.retire(p)
-		case why&pods.Contested != 0, tainted && !m.routed(p.IP), p.Pod.Pool == "" && !tainted:
+		case why&pods.Contested != 0, tainted && !m.routed(p.IP), p.Pool == "" && !tainted:
 			m.retire(p)
 		case p.Used && p.askedAt != 0 && p.warmAt == 0 && !m.stranded(p):
 			m.expect("Failed %s %v", p.name(), m.early(p))

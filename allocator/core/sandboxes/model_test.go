@@ -188,7 +188,7 @@ func (m *model) act(f func()) func(*rapid.T) {
 		f()
 		got := m.heed()
 		for id, s := range m.all {
-			if _, there := m.seen[podOf(s)]; s.phase == released && !there && s.fenced && !m.pods.Blocked(id) {
+			if _, there := m.seen[s.Pod]; s.phase == released && !there && s.fenced && !m.pods.Blocked(id) {
 				s.phase = ended
 				m.ended++
 			}
@@ -204,8 +204,6 @@ func (m *model) act(f func()) func(*rapid.T) {
 		m.compare()
 	}
 }
-
-func podOf(s *sandbox) fact.PodKey { return s.Sandbox.Pod }
 
 // heed takes what the rooms have listed, as Core does.
 func (m *model) heed() (got []string) {
