@@ -88,6 +88,22 @@ func TestStepOfTheWallClockMovesNoExtendedEnd(t *testing.T) {
 	}
 }
 
+func TestStepOfTheWallClockMovesNoEndOfAClaim(t *testing.T) {
+	for _, clock := range []time.Duration{-time.Hour, 50 * time.Second} {
+		s := newSim(t)
+		s.slow = true
+		s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+		s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Lifetime: time.Minute})
+		s.now.Wall = s.now.Wall.Add(clock) // while the claim is being written
+		s.written()
+		s.slow = false
+		s.pass(time.Minute - time.Second)
+		none[SandboxReleased](s)
+		s.pass(time.Second)
+		one[SandboxReleased](s)
+	}
+}
+
 func TestSetTimeoutMovesTheEndOnceDurable(t *testing.T) {
 	s := newSim(t)
 	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})

@@ -33,9 +33,10 @@ type request struct {
 	problem        string        // why the last agent was not configured
 	ends           bool          // the wait of a caller is over, and it has enough
 	// pods are those that it has. While it waits it collects them, see Table.filling.
-	pods  []*pods.Pod
-	facts []*fact.Pending      // of the pods, while it is bound
-	got   []*sandboxes.Sandbox // of the facts, until the last of them is durable
+	pods    []*pods.Pod
+	boundAt step.Instant         // when its ends were set
+	facts   []*fact.Pending      // of the pods, while it is bound
+	got     []*sandboxes.Sandbox // of the facts, until the last of them is durable
 }
 
 // handed reports whether the facts of a bound claim were handed to a Write.
@@ -255,7 +256,7 @@ func (t *Table) bind(cl *Claim) {
 		delete(t.filling, pool.Key)
 	}
 	cl.Bind()
-	b.ClaimedAt = t.Now.Wall
+	req.boundAt, b.ClaimedAt = t.Now, t.Now.Wall
 	if req.lifetime > 0 {
 		b.EndAt = t.Now.Wall.Add(req.lifetime)
 	}
@@ -402,7 +403,7 @@ func (t *Table) grant(cl *Claim) {
 	req.pods, req.facts, req.got = nil, nil, nil
 	configured := slices.ContainsFunc(got, func(sb *sandboxes.Sandbox) bool { return sb.Agent.Port != 0 })
 	for _, sb := range got {
-		t.sandboxes.Decided(sb)
+		t.sandboxes.Decided(sb, req.boundAt)
 	}
 	fit := got[:0]
 	for _, sb := range got {

@@ -26,15 +26,16 @@ func (t *Table) Bind(f *fact.SandboxFact) *Sandbox {
 	return sb
 }
 
-// Decided notes that the claim of a bound sandbox is decided: it is granted, unless Withdraw follows.
-func (t *Table) Decided(sb *Sandbox) {
+// Decided notes that the claim of a bound sandbox is decided: it is granted, unless Withdraw follows. Its ends count from
+// boundAt, so that a step of the wall clock since then does not move them.
+func (t *Table) Decided(sb *Sandbox, boundAt step.Instant) {
 	sb.bound = false
 	if p := t.pods.Get(sb.Pod); p != nil {
 		t.pods.Grant(p)
 	}
 	t.add(sb) // until now no caller could know its ID
 	t.Emit(step.SandboxCreated{Sandbox: sb.Sandbox})
-	sb.setTimes(t.Now)
+	sb.setTimes(boundAt)
 	t.schedule(sb)
 }
 

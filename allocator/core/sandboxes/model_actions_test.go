@@ -178,9 +178,7 @@ func (m *model) time() {
 	passed := m.seconds()
 	m.step.Now.Boot += passed
 	m.step.Now.Wall = m.step.Now.Wall.Add(passed)
-	// The ends of a claim are on the wall clock until the claim is decided.
-	decided := !slices.ContainsFunc(slices.Collect(maps.Values(m.all)), func(s *sandbox) bool { return s.phase == bound })
-	if decided && len(m.facts) == 0 && m.chance(30, "clock is set") {
+	if m.chance(30, "clock is set") {
 		m.step.Now.Wall = m.step.Now.Wall.Add(time.Duration(rapid.IntRange(-100, 100).Draw(m.T, "step")) * time.Second)
 	}
 	for _, s := range m.all {
@@ -226,7 +224,7 @@ func (m *model) claim() {
 			*end.boot, *end.wall = m.step.Now.Boot+after, m.step.Now.Wall.Add(after)
 		}
 	}
-	s.nextEnd = s.endAt
+	s.nextEnd, s.boundAt = s.endAt, m.step.Now
 	if m.chance(50, "without hook") {
 		f.Phase, f.StartedAt = fact.Running, f.ClaimedAt
 	}
@@ -249,7 +247,7 @@ func (m *model) decide() {
 		cause = fact.Because(fact.ReasonBatchIncomplete)
 	}
 	m.expect("created %s", s.id)
-	m.table.Decided(s.Sandbox)
+	m.table.Decided(s.Sandbox, s.boundAt)
 	if s.phase = starting; s.Phase == fact.Running {
 		s.phase = running
 	}

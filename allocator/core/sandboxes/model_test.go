@@ -65,6 +65,7 @@ type sandbox struct {
 	granted, fenced       bool
 	endAt, lifetime, by   time.Duration // boot clock; 0: none
 	nextEnd               time.Duration // with the changes that are on their way
+	boundAt               step.Instant
 	changes, restarts     int
 	waiters               []uint64
 	emitted, shown        fact.Revision
