@@ -212,7 +212,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	return c.take()
 }
 
-// heed acts on what the lower rooms have listed: see pods.Notice and sandboxes.Notice. Callers are answered last, when
+// heed acts on what the rooms have listed: see pods.Notice and sandboxes.Notice. Callers are answered last, when
 // the routers have the routes of their sandboxes.
 func (c *Core) heed() {
 	for {
@@ -220,7 +220,7 @@ func (c *Core) heed() {
 			c.heedPods(n)
 		} else if n := c.sandboxes.Next(); n != nil {
 			c.heedSandboxes(n)
-		} else if !c.claims.Decided() {
+		} else if !c.claims.AnswerDecided() {
 			return
 		}
 	}

@@ -5,7 +5,7 @@
 // # Rooms
 //
 // Each room is a package that owns one kind of state. It has its own package comment, a Check for tests, and
-// imports only rooms above it in this list. Core is below all of them:
+// imports only rooms that stand before it in this list. Core uses all of them:
 //
 //	core/fact       what the journal keeps, and the facts that are on their way into it
 //	core/step       what goes into a step and comes out of it: observations, effects, the time
@@ -25,14 +25,15 @@
 //	core/pools      how many pods each pool makes and deletes
 //	core/claims     claims and batches, and the answers to callers
 //
-// A room calls only rooms above it. What it cannot decide it lists, and Core passes that on: see heed. So an event goes
-// down the list once, and what follows from it goes up through Core.
+// What a room cannot decide, because it concerns a later room, it lists as a notice. Core passes the notices on before the
+// step ends: see heed.
 //
 // Core keeps the step, recovery, the fence of a release, and the routers, which keep the ledgers of sessions in step and
 // send the messages. The files of Core:
 //
 //	core.go         Config, Core, Step, Tick, what the rooms list
 //	aliases.go      the names of the rooms' types
+//	events.go       what a step takes; its effects are in core/step
 //	recovery.go     what a new leader learns from the journal, the objects and the pods
 //	idle.go         the release of idle sandboxes, tied to streams and objects
 //	fence.go        the fence of a release, tied to pods and streams

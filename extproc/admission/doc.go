@@ -41,10 +41,11 @@
 //
 // # A limit for each sandbox
 //
-// A limit, such as a rate of requests, takes what a request costs in Admit, after step 3. Nothing fails after that. So a
-// request takes once, although the router tries the same request again after each Admit that has admitted nothing: first
-// at once and then in a goroutine, and there after each lookup. What is left of the limit stands beside the record of
-// use, and not beside the route: learn makes it, and forget drops it. So an eviction does not refill it.
+// A limit, such as a rate of requests, takes what a request costs in Admit, after step 3. Nothing but the limit fails after
+// that, and then Admit takes the steps before back. So a request takes once, although the router tries the same request again after each Admit that has admitted nothing: first
+// at once and then in a goroutine, and there after each lookup. What is left of the limit stands in the record of
+// use (lastactive.Entry), and not beside the route: Expect makes it, Forget and Retain drop it. So an eviction does not
+// refill it. A limit counts for one router: n gateways admit n times as much, and a restart refills it.
 //
 // # What breaks the guarantees
 //

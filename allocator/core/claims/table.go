@@ -96,9 +96,9 @@ func (t *Table) DropLine(key fact.PoolKey) { delete(t.lines, key) }
 // HasPod returns the claim that has a pod, until its facts are durable; nil: none has.
 func (t *Table) HasPod(pod fact.PodKey) *Claim { return t.taken[pod] }
 
-// Decided answers the callers of the grants that were decided since it was called last. It reports whether there were
-// any. Routers have the routes of the sandboxes by then.
-func (t *Table) Decided() bool {
+// AnswerDecided answers the callers of the grants that were decided since it was called last. It reports whether there
+// were any. Routers have the routes of the sandboxes by then.
+func (t *Table) AnswerDecided() bool {
 	grants := t.decided
 	t.decided = nil
 	t.Answer(grants...)
@@ -126,7 +126,7 @@ func (t *Table) Close() {
 // Closing reports whether this leader is about to end.
 func (t *Table) Closing() bool { return t.closing }
 
-// Started notes that a sandbox runs. Its callers are answered by Decided.
+// Started notes that a sandbox runs. Its callers are answered by AnswerDecided.
 func (t *Table) Started(sb *sandboxes.Sandbox) { t.decided = append(t.decided, sb.Grant()) }
 
 // Released notes that the release of a sandbox is durable.

@@ -22,7 +22,8 @@
 //
 // # Why a pod is not handed out
 //
-// An idle pod is warm if and only if [Pod.Withheld] is empty. That is computed from the latest observation of the
+// An idle pod is warm if and only if [Pod.Withheld] is empty: one that is marked as used, or that has no owner, is retired
+// or an orphan, and so it is not idle. Withheld is computed from the latest observation of the
 // pod and its node, from its address, and from what may have reached it:
 //
 //	Unready      it is not ready, or has no address
@@ -34,7 +35,7 @@
 //	NotProven    its life began with a restart that is not proven yet
 //
 // A tainted pod keeps its address until all fences there are complete, because the next pod at the address would be
-// tainted too. A quarantined one keeps it until the earlier journal's session ends. Both are then retired.
+// tainted too, unless another pod was seen there: then both are retired. A quarantined one keeps it until the earlier journal's session ends. Both are then retired.
 //
 // # Lives
 //

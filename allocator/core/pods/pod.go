@@ -92,14 +92,10 @@ func (p *Pod) Gone() bool { return p.gone }
 // Sandbox is the ID of the sandbox that has or had it; empty: none has.
 func (p *Pod) Sandbox() string { return p.sandbox }
 
-// AskedAt is when its creation was asked for, WarmAt when it was warm for the first time, UnreadySince since when it
-// could become ready and is not. All are on the boot clock; 0: not known, or never.
+// AskedAt is when its creation was asked for, on the boot clock; 0: not known.
 func (p *Pod) AskedAt() time.Duration { return p.askedAt }
 
-// WarmAt is when it was warm for the first time.
-func (p *Pod) WarmAt() time.Duration { return p.warmAt }
-
-// UnreadySince is since when it could become ready and is not.
+// UnreadySince is since when it could become ready and is not, on the boot clock; 0: it is ready, or no node has it.
 func (p *Pod) UnreadySince() time.Duration { return p.unreadySince }
 
 // Withheld returns why the pod is not handed out; 0: it may be.

@@ -14,7 +14,7 @@ import (
 type Table struct {
 	*step.Current
 	outbox *fact.Outbox
-	// Recovering: not everything was read yet, so no pod is changed and no failure is counted.
+	// Recovering: not everything was read yet, so no failure is counted and no pod gets new labels.
 	Recovering bool
 	// earlier says whether routers of an earlier journal may serve routes.
 	earlier func() bool

@@ -10,12 +10,12 @@
 //	released   no new request may be admitted; its fence is under way, or its pod still exists
 //	ended      its pod is gone, and no router can send a request to its address
 //
-//	        Grant            hook              End        durable            TryEnd           Forget
+//	        Decided          hook              End        durable            TryEnd           Forget
 //	bound --------> starting -----> running -------> ending --------> released -------> ended -------> gone
 //	     \--------------------------^  \ a pool without hook
 //
-// [Table.End] is the only way out of the first three. Its first call counts. A sandbox that is bound ends when its
-// claim is decided, because those of one claim must end in one Write.
+// [Table.End] is the only way to end a sandbox. Its first call counts. A sandbox that is bound ends when its claim is
+// decided, because those of one claim must end in one Write, and how it ends is decided then.
 //
 // # How a sandbox ends
 //
@@ -24,9 +24,10 @@
 //	Serving    routers keep its route; requests reach it
 //	Idle       a verdict has found it idle; no router gets its route any more, and requests wait for the release
 //	Lost       its pod cannot serve it any more; no router gets its route any more
-//	Withdrawn  the same, and its claim does not get it: the key of the claim does not stand for it
+//	Withdrawn  as Lost, and its claim does not get it: the key of the claim does not stand for it
 //
-// What the caller of its claim hears follows from the phase and the reason: see package claims.
+// A later call of End can only take the route away. What the caller of its claim hears follows from its phase, its reason
+// and whether it ran, and for a batch from how many are left: answer and answerBatch of package claims.
 //
 // # Guarantees
 //

@@ -15,7 +15,7 @@ import (
 // How a sandbox ends: see the package comment. The zero How is that of one that does not end.
 type How int
 
-// How a sandbox ends.
+// How a sandbox ends. Of several calls of End the last one in this order counts.
 const (
 	Serving How = iota + 1
 	Lost

@@ -284,8 +284,8 @@ const (
 	Ending
 	// Quarantined: routers of an earlier journal may still send requests to any address.
 	Quarantined
-	// LineFull: Config.MaxWaiting callers wait for a pod of the pool, or a claim of another team
-	// took the place.
+	// LineFull: as many callers wait for a pod of the pool as may (--claim-queue), or a claim of
+	// another team took the place.
 	LineFull
 	// OverLimit: the team has reached a limit.
 	OverLimit

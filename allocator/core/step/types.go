@@ -23,7 +23,7 @@ func (now Instant) BootOf(t time.Time) time.Duration { return now.Boot + t.Sub(n
 type Pool struct {
 	Key     fact.PoolKey
 	Warm    int
-	MaxWarm int // how many warm pods the demand may ask for; at most Warm: the pool has Warm
+	MaxWarm int // how many warm pods the demand may ask for; without effect if it is not above Warm
 	MaxPods int // 0: no bound
 	// MaxSurge bounds the pods that start; 0: no bound. MaxUnavailable is how many warm pods may be missing
 	// while a change of the template replaces them.
