@@ -217,10 +217,13 @@ func (w *world) passUses() {
 // showsOpen reports whether a router knows of a use. When the one that has admitted it must have gone stale,
 // what it has left open counts only as far as another router has seen it.
 func (w *world) showsOpen(u *use) bool {
-	return w.now.Boot < u.router.heardAt+maxStale || slices.ContainsFunc(w.routers, func(r *router) bool {
-		return r.envoy == u.envoy && w.isKnown(r) && r.lookedAt >= u.shows
+	return w.now.Boot < u.router.heardAt+w.stale(u.router) || slices.ContainsFunc(w.routers, func(r *router) bool {
+		return r.envoy == u.envoy && w.isKnown(r) && r.lookedAt >= u.shows && u.open(r.lookedAt)
 	})
 }
+
+// stale is after how long without being heard the routes of a router must be stale for the leader.
+func (w *world) stale(r *router) time.Duration { return max(r.maxStale, w.core.cfg.MaxStale) }
 
 // podless reports whether there is nothing any more that a request for id could go to.
 func (w *world) podless(id string) bool {
@@ -372,7 +375,7 @@ func (w *world) heard(session string) {
 // that has ended was heard no longer than max-stale ago.
 func (w *world) seen(envoy int) bool {
 	return slices.ContainsFunc(w.routers, func(r *router) bool {
-		return r.envoy == envoy && r.everJoined && (w.isKnown(r) || r.dead && w.now.Boot < r.heardAt+maxStale)
+		return r.envoy == envoy && r.everJoined && (w.isKnown(r) || r.dead && w.now.Boot < r.heardAt+w.stale(r))
 	})
 }
 
