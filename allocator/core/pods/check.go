@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/berth-sandbox/berth/allocator/core/fact"
@@ -35,10 +36,7 @@ func (t *Table) Check() error {
 	if len(located) != len(t.byKey) || len(t.lives) != len(t.byKey) {
 		return fmt.Errorf("pods: there are %d pods and %d lives, counted are %d", len(t.byKey), len(t.lives), len(located))
 	}
-	if len(t.notices) > 0 {
-		return fmt.Errorf("pods: the caller has not taken %+v", t.notices)
-	}
-	return t.addresses.Check(located)
+	return errors.Join(t.Notices.Check(), t.addresses.Check(located))
 }
 
 // CountNodes is how many nodes the table has, and how many it has lost a short while ago. It is for tests.

@@ -23,17 +23,3 @@ func (Disturbed) notice() {}
 func (Failed) notice()    {}
 func (Started) notice()   {}
 func (Unblocked) notice() {}
-
-// Next takes the next notice; nil: there is none.
-func (t *Table) Next() Notice {
-	if len(t.notices) == 0 {
-		return nil
-	}
-	n := t.notices[0]
-	if t.notices = t.notices[1:]; len(t.notices) == 0 {
-		t.notices = nil
-	}
-	return n
-}
-
-func (t *Table) notify(n Notice) { t.notices = append(t.notices, n) }

@@ -81,7 +81,7 @@ func (t *Table) retireLife(p *Pod, why string) {
 	if p.seen.Why != "" {
 		why += ": " + p.seen.Why
 	}
-	t.notify(Failed{Pod: p, Reason: step.PodNeverReady, Why: why})
+	t.Notify(Failed{Pod: p, Reason: step.PodNeverReady, Why: why})
 	t.Emit(step.RecycleEnded{Outcome: step.NotProven})
 	t.Retire(p)
 }

@@ -28,7 +28,7 @@ type Table struct {
 	retirements map[fact.PodKey]*retirement // of idle pods that are there or wait for a fence, or whose fact is not durable yet
 	orphans     []*Pod                      // marked as used and on no record
 	unproven    []unproven                  // lives that are to end or began with a restart, in the order in which they were seen
-	notices     []Notice
+	step.Notices[Notice]
 }
 
 // New returns an empty table. earlier says whether routers of an earlier journal may serve routes.
@@ -139,7 +139,7 @@ func (t *Table) end(key fact.PodKey) {
 		t.failed(p)
 	}
 	p.gone = true
-	t.notify(Disturbed{p})
+	t.Notify(Disturbed{p})
 	t.enter(p, Going) // out of the queue
 	t.uncount(p)
 	delete(t.byKey, key)
@@ -154,7 +154,7 @@ func (t *Table) end(key fact.PodKey) {
 // unblock lists sandboxes whose last idle pod is retired or gone.
 func (t *Table) unblock(sandboxes []string) {
 	for _, id := range sandboxes {
-		t.notify(Unblocked{id})
+		t.Notify(Unblocked{id})
 	}
 }
 
@@ -174,7 +174,7 @@ func (t *Table) enter(p *Pod, state State) {
 	}
 	if p.warmAt == 0 {
 		p.warmAt = t.Now.Boot
-		t.notify(Started{p})
+		t.Notify(Started{p})
 	}
 	p.group.queue.Put(warm.Pod[fact.PodKey]{Key: p.seen.Key, Node: p.seen.Node, CreatedAt: p.seen.CreatedAt, Name: p.seen.Key.Name})
 }
@@ -192,7 +192,7 @@ func (t *Table) consider(p *Pod) {
 	case Pending, Warm:
 		t.considerIdle(p)
 	case Claiming, Bound, Claimed:
-		t.notify(Disturbed{p})
+		t.Notify(Disturbed{p})
 	case Released, Recycling, Going:
 	}
 	t.sync(p)
@@ -214,7 +214,7 @@ func (t *Table) considerIdle(p *Pod) {
 		t.Retire(p)
 	case seen.Used && p.askedAt != 0 && p.warmAt == 0 && !p.Stranded():
 		// Admission has changed it when this leader created it. Others would be changed too.
-		t.notify(Failed{
+		t.Notify(Failed{
 			Pod: p, Reason: step.PodFailed, Early: p.counts(),
 			Why: "an admission webhook or policy has changed its label berth.sh/phase or its host network",
 		})
@@ -310,7 +310,7 @@ func (t *Table) failed(p *Pod) {
 		f.Why = deletedWarm
 	}
 	f.Early = p.counts() && (p.warmAt == 0 || p.seen.Finished && t.Now.Boot-p.warmAt < StableAfter)
-	t.notify(f)
+	t.Notify(f)
 }
 
 // counts reports whether the early end of a pod counts for the back-off of its pool. That of a stranded pod does not:

@@ -408,8 +408,8 @@ func (pool *Pool) Creating() iter.Seq[string] { return maps.Keys(pool.creating) 
 // Target is how many warm pods the pool keeps, by the last settling.
 func (pool *Pool) Target() demand.Target { return pool.target }
 
-// Surge bounds the pods that start now, if MaxSurge does not.
+// Surge bounds the pods that start now, if MaxSurge does not. It is for tests.
 func (pool *Pool) Surge() int { return pool.surge }
 
-// BackedOff reports whether the replacement of pods that ended early is delayed.
+// BackedOff reports whether the replacement of pods that ended early is delayed. It is for tests.
 func (pool *Pool) BackedOff() bool { return pool.backOff.pause != 0 }

@@ -39,10 +39,7 @@ func (t *Table) Check() error {
 	if live != all || len(t.byID)-live-withdrawn != gone || ended != t.ended.Len() || deadlines != t.deadlines.Len() {
 		return fmt.Errorf("sandboxes: %d live, %d ended and %d deadlines, kept are %d, %d and %d", live, ended, deadlines, all, t.ended.Len(), t.deadlines.Len())
 	}
-	if len(t.notices) > 0 {
-		return fmt.Errorf("sandboxes: the caller has not taken %+v", t.notices)
-	}
-	return errors.Join(t.deadlines.Check(), t.checkLists(t.live, false), t.checkLists(t.gone, true))
+	return errors.Join(t.Notices.Check(), t.deadlines.Check(), t.checkLists(t.live, false), t.checkLists(t.gone, true))
 }
 
 func (t *Table) checkLists(l Lists, gone bool) error {

@@ -50,7 +50,7 @@ func (t *Table) Withdraw(sb *Sandbox, cause fact.Cause) {
 func (t *Table) Run(sb *Sandbox) {
 	t.markRunning(sb, t.Now.Boot, activity.Claim)
 	t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
-	t.notices = append(t.notices, Started{sb})
+	t.Notify(Started{sb})
 }
 
 // markRunning notes that a sandbox runs. Routers may have its route from now on.
@@ -122,7 +122,7 @@ func (t *Table) released(sb *Sandbox, f *fact.SandboxFact, at time.Duration) {
 	}
 	t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
 	t.Emit(step.SandboxReleased{Sandbox: sb.Sandbox})
-	t.notices = append(t.notices, Released{sb})
+	t.Notify(Released{sb})
 }
 
 // TryEnd ends a released sandbox if nothing of it is left: its pod is gone, its fence is complete,
@@ -211,7 +211,7 @@ func (sb *Sandbox) TakePorts(g *pods.Group) {
 // PortsChanged gives a sandbox the ports that the pool of its pod has now. Routers get the route again.
 func (t *Table) PortsChanged(sb *Sandbox, p *pods.Pod) {
 	sb.TakePorts(p.Group())
-	t.notices = append(t.notices, Routed{sb})
+	t.Notify(Routed{sb})
 }
 
 // Fits reports whether the pod of a released sandbox could serve another one, as far as this one is concerned: it has
@@ -229,7 +229,7 @@ func (t *Table) Configured(sb *Sandbox) {
 		return
 	}
 	t.markRunning(sb, t.Now.Boot, activity.Claim) // routers of the earlier leader are waited for: see idle.Expect
-	t.notices = append(t.notices, Routed{sb})
+	t.Notify(Routed{sb})
 }
 
 // Adopt writes the objects of a grant of an earlier term when no agent of it is asked any more.

@@ -15,15 +15,3 @@ type (
 func (Started) notice()  {}
 func (Routed) notice()   {}
 func (Released) notice() {}
-
-// Next takes the next notice; nil: there is none.
-func (t *Table) Next() Notice {
-	if len(t.notices) == 0 {
-		return nil
-	}
-	n := t.notices[0]
-	if t.notices = t.notices[1:]; len(t.notices) == 0 {
-		t.notices = nil
-	}
-	return n
-}

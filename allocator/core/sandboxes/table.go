@@ -33,7 +33,7 @@ type Table struct {
 	batches map[string]*Batch        // those with a sandbox on record, by ID
 	// deadlines has the sandboxes that may have an end.
 	deadlines *deadline.Queue[string]
-	notices   []Notice
+	step.Notices[Notice]
 }
 
 // New returns an empty table. keyHolds says whether the idempotency key of an ended sandbox holds.
