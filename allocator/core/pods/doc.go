@@ -68,7 +68,7 @@
 //   - A pod is counted once, by its pool and its [Class].
 //   - The same calls have the same effects.
 //
-// What the package cannot decide it lists, and the caller takes it from [Table.Next] before the step ends: a pod in
+// What the package cannot decide it lists, and the caller takes it from [step.Notices] before the step ends: a pod in
 // use that was observed or is gone, an idle pod that has failed or became warm, a sandbox that may end.
 //
 // # What breaks them

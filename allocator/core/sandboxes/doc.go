@@ -39,7 +39,7 @@
 //   - A step of the wall clock ends no sandbox, and keeps none: end times are on the boot clock within a term.
 //   - The sandboxes of a batch are known by the batch as long as one of them is on record.
 //
-// What concerns routers and the callers of claims it lists, and the caller takes it from [Table.Next] before the step
+// What concerns routers and the callers of claims it lists, and the caller takes it from [step.Notices] before the step
 // ends.
 //
 // # What breaks them
