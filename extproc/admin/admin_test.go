@@ -60,12 +60,14 @@ func newRouter(t require.TestingT) *router {
 		tracker.Look(context.Background())
 	}
 	begin("aa2", 1).Read()
-	looks(0) // it was idle then
+	looks(0)
+	looks(5 * time.Second) // it was idle then
 	open[host(2)] = 1
 	begin("aa1", 2).Read()
 	looks(time.Second)
+	looks(5 * time.Second)
 	delete(open, host(2))
-	looks(87500 * time.Millisecond)
+	looks(82500 * time.Millisecond)
 	open[host(0)], open[host(3)] = 1, 2
 	begin("bb1", 0)
 	looks(time.Second)

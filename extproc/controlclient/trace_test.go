@@ -136,7 +136,7 @@ func TestUnreadAnswerKeepsOnlyItsSandboxInUse(t *testing.T) {
 		defer unread.Read()
 		use(t, tracker, "idle", 2).Read()
 		tracker.Expect("never", at(3).Addr(), 0)
-		p.pause(10 * time.Second)
+		p.pause(idleWindow + 10*time.Second)
 		began := w.now()
 		p.send(0, ask(1, map[string]byte{"unread": 1, "idle": 2, "never": 3}))
 		q := p.next().GetQuiesced()
@@ -178,7 +178,7 @@ func TestQuiescedRestsOnLooksAfterTheQuestion(t *testing.T) {
 func TestLookErrorIsReportedUntilALookSucceeds(t *testing.T) {
 	trace(t, func(w *world, tracker *lastactive.Tracker, e *envoy, p *peer) {
 		use(t, tracker, "idle", 1).Read()
-		p.pause(10 * time.Second)
+		p.pause(idleWindow + 10*time.Second)
 		p.reports = nil
 		e.is(func() { e.fails = errors.New("Envoy does not answer") })
 		r := p.report()
@@ -226,7 +226,7 @@ func TestFinalReportRestsOnALookAfterTheStop(t *testing.T) {
 				use(t, tracker, "ended", 1).Read()
 				use(t, tracker, "open", 2).Read()
 				e.is(func() { e.hosts[look.Host{AddrPort: at(2)}] = 1 })
-				p.pause(10 * time.Second)
+				p.pause(2*idleWindow + 5*time.Second)
 				use(t, tracker, "justread", 3).Read() // Envoy may be about to connect
 				e.is(func() { e.fails = fails })
 				p.reports = nil
