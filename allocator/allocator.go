@@ -75,14 +75,11 @@ type Options struct {
 	// JournalBytesPerSecond bounds the rate of writes to the journal. etcd keeps every version
 	// until its compaction, five minutes by default. Default 1 MiB.
 	JournalBytesPerSecond int
-	// OnSandboxReady, if set, is called once for each sandbox that can receive requests. The call
-	// is lost if this process ends at that moment. It may be called concurrently; ctx ends with the
-	// term.
-	OnSandboxReady func(ctx context.Context, sandboxID string)
-	// OnSandboxReleased, if set, is called once for each sandbox whose release is durable. The call
-	// is lost if this process ends at that moment. The pod is deleted at least one connect window
-	// later. It may be called concurrently; ctx ends with the term.
-	OnSandboxReleased func(ctx context.Context, sandboxID string)
+	// OnSandboxReady, if set, is called once for each sandbox that can receive requests, and OnSandboxReleased
+	// once for each sandbox whose release is durable. They observe the events that /v1/events streams: the calls are
+	// made one after the other, in the order of the events, and no fence waits for them. A call is lost if this process
+	// ends at that moment, or if events.Size events happen during earlier calls. ctx ends with the term.
+	OnSandboxReady, OnSandboxReleased func(ctx context.Context, sandboxID string)
 	// WallClock stamps records. The clocks of different replicas may differ. Optional: the default
 	// is time.Now.
 	WallClock func() time.Time

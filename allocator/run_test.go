@@ -17,6 +17,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/internal/bootclock"
@@ -58,7 +59,7 @@ func TestLeaseIsGivenBackAfterTheTermEnded(t *testing.T) {
 			}
 		})
 		tm, stop, done := start(t, a)
-		tm.callBack(a.o.OnSandboxReleased, "k3x9")
+		tm.publish(events.Released, starting("python", "k3x9"))
 		synctest.Wait()
 		stop()
 		require.NoError(t, <-done)
@@ -73,8 +74,8 @@ func TestEndOfATermWaitsForABoundedTime(t *testing.T) {
 		hang func(*term, func())
 		lost bool // the lease; else the replica is stopped
 	}{
-		"a callback, when it is stopped":     {hang: func(tm *term, hangs func()) { tm.callBack(func(context.Context, string) { hangs() }, "k3x9") }},
-		"a callback, when the lease is lost": {hang: func(tm *term, hangs func()) { tm.callBack(func(context.Context, string) { hangs() }, "k3x9") }, lost: true},
+		"a callback, when it is stopped":     {hang: func(tm *term, _ func()) { tm.publish(events.Ready, starting("python", "k3x9")) }},
+		"a callback, when the lease is lost": {hang: func(tm *term, _ func()) { tm.publish(events.Ready, starting("python", "k3x9")) }, lost: true},
 		"a hook, when it is stopped": {hang: func(tm *term, hangs func()) {
 			tm.hooks.call = func(context.Context, core.Sandbox) { hangs() }
 			tm.hooks.add(starting("python", "k3x9"))
@@ -94,12 +95,13 @@ func TestEndOfATermWaitsForABoundedTime(t *testing.T) {
 						given <- struct{}{}
 					}
 				}
-				a := newReplica(t, api)
-				tm, stop, done := start(t, a)
 				release := make(chan struct{})
 				defer close(release)
 				hanging := make(chan struct{})
-				c.hang(tm, func() { close(hanging); <-release })
+				hangs := func() { close(hanging); <-release }
+				a := newReplica(t, api, func(o *Options) { o.OnSandboxReady = func(context.Context, string) { hangs() } })
+				tm, stop, done := start(t, a)
+				c.hang(tm, hangs)
 				<-hanging
 				require.NoError(t, a.Healthy())
 				if c.lost {
@@ -178,24 +180,58 @@ func TestHangingHookDoesNotDelayTheTermsEnd(t *testing.T) {
 }
 
 // acting is a term whose effects are carried out, with nothing behind it.
-func acting(t *testing.T) (*term, func()) {
+func acting(t *testing.T, options ...func(*Options)) (*term, func()) {
 	t.Helper()
 	a, tm := leading(t)
 	a.o.WallClock = time.Now
+	for _, set := range options {
+		set(&a.o)
+	}
 	tm.log = zap.NewNop()
-	for _, w := range []**workers{&tm.creates, &tm.deletes, &tm.other, &tm.callbacks, &tm.lines, &tm.found} {
+	for _, w := range []**workers{&tm.creates, &tm.deletes, &tm.other, &tm.lines, &tm.found} {
 		*w = newWorkers(tm.log)
 	}
 	tm.hooks = newPodCalls(tm.start, itself)
 	tm.inits = newPodCalls(tm.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
-	for _, w := range []*workers{tm.creates, tm.deletes, tm.other, tm.callbacks, tm.lines, tm.found} {
+	for _, w := range []*workers{tm.creates, tm.deletes, tm.other, tm.lines, tm.found} {
 		all.Go(func() { w.run(ctx, 1) })
 	}
 	all.Go(func() { tm.hooks.run(ctx) })
 	all.Go(func() { tm.inits.run(ctx) })
+	all.Go(func() { tm.callBack(ctx) })
 	return tm, func() { cancel(); all.Wait() }
+}
+
+func TestCallbacksFollowTheEventsAndDelayNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var called order
+		release := make(chan struct{})
+		tm, stop := acting(t, func(o *Options) {
+			o.OnSandboxReady = func(_ context.Context, id string) { called.add("ready " + id); <-release }
+			o.OnSandboxReleased = func(_ context.Context, id string) { called.add("released " + id) }
+		})
+		defer stop()
+		seen, logs := observer.New(zap.WarnLevel)
+		tm.log = zap.New(seen)
+		tm.do(core.SandboxCreated{Sandbox: starting("python", "a")})
+		tm.do(core.SandboxReady{Sandbox: starting("python", "a")})
+		synctest.Wait()
+		for range events.Size + 3 { // the core goes on, and a stream gets its events
+			tm.do(core.SandboxCreated{Sandbox: starting("python", "b")})
+		}
+		tm.do(core.SandboxReady{Sandbox: starting("python", "b")})
+		tm.do(core.SandboxReleased{Sandbox: starting("python", "b")})
+		next, _, _ := tm.events.After(events.Size, 100)
+		require.Equal(t, events.Released, next[len(next)-1].Type)
+		require.Equal(t, []string{"ready a"}, called.all())
+		close(release)
+		synctest.Wait()
+		require.Equal(t, []string{"ready a", "ready b", "released b"}, called.all())
+		require.Equal(t, 1, logs.Len(), "%v", logs.All())
+		require.Equal(t, map[string]any{"events": uint64(5)}, logs.All()[0].ContextMap())
+	})
 }
 
 // Its ID and its metadata could reach the next pod at that address.

@@ -38,7 +38,6 @@ const (
 	createWorkers     = 16
 	deleteWorkers     = 8
 	backgroundWorkers = 8
-	callbackWorkers   = 8
 	objectWorkers     = 24
 	labelWorkers      = 4
 	logWorkers        = 4
@@ -61,7 +60,6 @@ type term struct {
 	creates   *workers
 	deletes   *workers
 	other     *workers
-	callbacks *workers // calls of OnSandboxReady and OnSandboxReleased, which may be slow
 	lines     *workers // log lines of releases: writing one takes longer than a release
 	found     *workers // delayed log lines, see report
 	logs      *workers // reads of the logs of sandboxes that have ended
@@ -111,7 +109,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.creates.run(ctx, createWorkers) })
 	all.Go(func() { t.deletes.run(ctx, deleteWorkers) })
 	all.Go(func() { t.other.run(ctx, backgroundWorkers) })
-	all.Go(func() { t.callbacks.run(ctx, callbackWorkers) })
+	all.Go(func() { t.callBack(ctx) })
 	all.Go(func() { t.lines.finish(ctx, 1) })
 	all.Go(func() { t.found.run(ctx, 1) })
 	all.Go(func() { t.logs.run(ctx, logWorkers) })
@@ -218,7 +216,7 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 		number: log.Term(), a: a, answers: newAnswers(), events: events.New(log.Term()), began: began, withheld: map[string]bool{},
 		log: a.o.Log.With(zap.Uint64("term", log.Term())),
 	}
-	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.callbacks, &t.lines, &t.found, &t.logs} {
+	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.lines, &t.found, &t.logs} {
 		*w = newWorkers(t.log)
 	}
 	t.hooks = newPodCalls(t.start, func(s core.Sandbox) core.Sandbox { return s })
@@ -437,14 +435,12 @@ func (t *term) tell(e core.Effect) {
 		t.publish(events.Created, e.Sandbox)
 	case core.SandboxReady:
 		t.publish(events.Ready, e.Sandbox)
-		t.callBack(t.a.o.OnSandboxReady, e.Sandbox.ID)
 	case core.SandboxReleased:
 		t.hooks.drop(e.Sandbox)
 		t.inits.drop(e.Sandbox)
 		t.publish(events.Released, e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
 		t.logRelease(e.Sandbox)
-		t.callBack(t.a.o.OnSandboxReleased, e.Sandbox.ID)
 	case core.Acknowledged:
 		t.a.metrics.acknowledged.Observe(e.Took.Seconds())
 	case core.Repaired:
@@ -520,9 +516,27 @@ func (t *term) publish(what events.Type, s core.Sandbox) {
 	})
 }
 
-func (t *term) callBack(f func(context.Context, string), sandboxID string) {
-	if f != nil {
-		t.callbacks.add("call back", func(ctx context.Context) error { f(ctx, sandboxID); return nil })
+// callBack makes the calls of Options. It reads the events of the term, as the streams of /v1/events do.
+func (t *term) callBack(ctx context.Context) {
+	calls := map[events.Type]func(context.Context, string){
+		events.Ready: t.a.o.OnSandboxReady, events.Released: t.a.o.OnSandboxReleased,
+	}
+	for last := uint64(0); ctx.Err() == nil; {
+		next, lost, changed := t.events.After(last, 1)
+		if lost > 0 {
+			t.log.Warn("OnSandboxReady and OnSandboxReleased are not called for some events, because earlier calls took too long", zap.Uint64("events", lost))
+		}
+		for _, e := range next {
+			if last = e.Number; calls[e.Type] != nil {
+				calls[e.Type](ctx, e.SandboxID)
+			}
+		}
+		if len(next) == 0 {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+		}
 	}
 }
 

@@ -1,4 +1,5 @@
-// Package events keeps the latest events of sandboxes for the streams of the HTTP API.
+// Package events keeps the latest events of sandboxes for the streams of the HTTP API and the callbacks of the program
+// that embeds the allocator.
 //
 // A Ring belongs to one term of one leader. It has the last Size events. The ID of an event is the
 // term and a counter within it, which starts at 1 and has no gaps: "7.42". A reader keeps the

@@ -241,11 +241,11 @@ type (
 	// SandboxCreated: the claim of a sandbox is durable. It comes once for each sandbox, or never if
 	// the leader ends in that moment.
 	SandboxCreated struct{ Sandbox fact.Sandbox }
-	// SandboxReady fires OnSandboxReady: requests reach the sandbox from now on. It comes once for
-	// each sandbox, or never if the leader ends in that moment.
+	// SandboxReady: requests reach the sandbox from now on. It comes once for each sandbox, or never if
+	// the leader ends in that moment.
 	SandboxReady struct{ Sandbox fact.Sandbox }
-	// SandboxReleased fires OnSandboxReleased: the sandbox has been released, and its pod is not
-	// reused or deleted yet. It comes once for each sandbox.
+	// SandboxReleased: the sandbox has been released, and its pod is not reused or deleted yet. It comes
+	// once for each sandbox.
 	SandboxReleased struct{ Sandbox fact.Sandbox }
 	// Acknowledged: every router that could know the route of a released sandbox has
 	// acknowledged its release, said Goodbye, was found dead or has expired. It comes
