@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,24 +125,14 @@ func New(o Options) (*Allocator, error) {
 	if o.WallClock == nil {
 		o.WallClock = time.Now
 	}
-	if o.LeaseDuration == 0 {
-		o.LeaseDuration = 4 * time.Second
-	}
-	if o.RenewDeadline == 0 {
-		o.RenewDeadline = 3 * time.Second
-	}
-	if o.RetryPeriod == 0 {
-		o.RetryPeriod = 300 * time.Millisecond
-	}
+	o.LeaseDuration = cmp.Or(o.LeaseDuration, 4*time.Second)
+	o.RenewDeadline = cmp.Or(o.RenewDeadline, 3*time.Second)
+	o.RetryPeriod = cmp.Or(o.RetryPeriod, 300*time.Millisecond)
 	if err := CheckElection(o.LeaseDuration, o.RenewDeadline, o.RetryPeriod); err != nil {
 		return nil, fmt.Errorf("allocator: Options.LeaseDuration, RenewDeadline, RetryPeriod: %w", err)
 	}
-	if o.MaxWaiting == 0 {
-		o.MaxWaiting = 1000
-	}
-	if o.JournalBytesPerSecond == 0 {
-		o.JournalBytesPerSecond = 1 << 20
-	}
+	o.MaxWaiting = cmp.Or(o.MaxWaiting, 1000)
+	o.JournalBytesPerSecond = cmp.Or(o.JournalBytesPerSecond, 1<<20)
 	if o.AccessKey != nil {
 		sealer, err := agents.SealerOf(o.AccessKey)
 		if err != nil {
@@ -215,21 +206,12 @@ func (a *Allocator) Run(ctx context.Context) (err error) {
 	// Set first by the start of leading, or by the end of Run, which prevents a late start. The
 	// election starts its callback in a goroutine of its own.
 	var decided atomic.Bool
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: a.lock, Name: leaseName, ReleaseOnCancel: true,
-		LeaseDuration: a.o.LeaseDuration, RenewDeadline: a.o.RenewDeadline, RetryPeriod: a.o.RetryPeriod,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(context.Context) {
-				if !decided.CompareAndSwap(false, true) {
-					return
-				}
-				defer close(led)
-				leadErr = a.lead(leading)
-			},
-			OnStoppedLeading: stopLeading,
-			OnNewLeader:      a.setLeader,
-		},
-	})
+	elector, err := a.newElector(func(context.Context) {
+		if decided.CompareAndSwap(false, true) {
+			defer close(led)
+			leadErr = a.lead(leading)
+		}
+	}, stopLeading)
 	if err != nil {
 		return fmt.Errorf("leader election: %w", err)
 	}
@@ -280,6 +262,16 @@ func (a *Allocator) Run(ctx context.Context) (err error) {
 		a.o.Log.Warn("a watch ended with an error", zap.Error(watchErr))
 	}
 	return cause
+}
+
+// newElector returns the election of this replica, which calls begin in a goroutine of its own, and end when the lease is
+// lost or given back.
+func (a *Allocator) newElector(begin func(context.Context), end func()) (*leaderelection.LeaderElector, error) {
+	return leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: a.lock, Name: leaseName, ReleaseOnCancel: true,
+		LeaseDuration: a.o.LeaseDuration, RenewDeadline: a.o.RenewDeadline, RetryPeriod: a.o.RetryPeriod,
+		Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: begin, OnStoppedLeading: end, OnNewLeader: a.setLeader},
+	})
 }
 
 // closedWithin reports whether all channels are closed within limit.

@@ -75,7 +75,6 @@ type (
 	Effect              = step.Effect
 	Refusal             = step.Refusal
 	CallStatus          = step.CallStatus
-	DeclareStatus       = step.DeclareStatus
 	CreatePod           = step.CreatePod
 	Write               = step.Write
 	Settle              = step.Settle
@@ -155,8 +154,5 @@ const (
 	DeclareOK        = step.DeclareOK
 )
 
-// Lists of them.
-var (
-	PodReasons = step.PodReasons
-	Recycles   = step.Recycles
-)
+// PodReasons are those of a PodFailure.
+var PodReasons = step.PodReasons

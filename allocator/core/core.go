@@ -88,27 +88,13 @@ func New(cfg Config, now Instant) (*Core, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	if cfg.DeclareAfter == 0 {
-		cfg.DeclareAfter = 10 * time.Second
-	}
-	if cfg.AckWait == 0 {
-		cfg.AckWait = time.Second
-	}
-	if cfg.KeepEnded == 0 {
-		cfg.KeepEnded = 10_000
-	}
-	if cfg.KeepEndedFor == 0 {
-		cfg.KeepEndedFor = 24 * time.Hour
-	}
-	if cfg.KeepKeys == 0 {
-		cfg.KeepKeys = 10 * time.Minute
-	}
-	if cfg.MaxWaiting == 0 {
-		cfg.MaxWaiting = 1000
-	}
-	if cfg.Linger == 0 {
-		cfg.Linger = 25 * time.Millisecond
-	}
+	cfg.DeclareAfter = cmp.Or(cfg.DeclareAfter, 10*time.Second)
+	cfg.AckWait = cmp.Or(cfg.AckWait, time.Second)
+	cfg.KeepEnded = cmp.Or(cfg.KeepEnded, 10_000)
+	cfg.KeepEndedFor = cmp.Or(cfg.KeepEndedFor, 24*time.Hour)
+	cfg.KeepKeys = cmp.Or(cfg.KeepKeys, 10*time.Minute)
+	cfg.MaxWaiting = cmp.Or(cfg.MaxWaiting, 1000)
+	cfg.Linger = cmp.Or(cfg.Linger, 25*time.Millisecond)
 	st := &step.Current{Now: now}
 	c := &Core{
 		Current: st, cfg: cfg, started: now, outbox: fact.NewOutbox(cfg.Term, cfg.Linger),
@@ -173,6 +159,22 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.sandboxes.ObjectSeen(ev.Pool, ev.ID, ev.Revision, ev.Deleting, ev.Revision.Term < c.cfg.Term)
 	case ObjectGone:
 		c.sandboxes.ObjectGone(ev.ID)
+	case KeepAlive:
+		c.sandboxes.KeepAlive(ev.Token, ev.Scope, ev.ID)
+	case SetTimeout:
+		c.sandboxes.SetTimeout(ev.Token, ev.Scope, ev.ID, ev.Lifetime, ev.Extend)
+	case Tick:
+		c.tick()
+	default:
+		c.routerSaid(ev)
+	}
+	c.heed()
+	return c.take()
+}
+
+// routerSaid acts on the events of sessions.
+func (c *Core) routerSaid(ev Event) {
+	switch ev := ev.(type) {
 	case SessionJoined:
 		c.routers.join(ev)
 	case EarlierSeen:
@@ -199,17 +201,9 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		}
 	case Probed:
 		c.routers.probed(ev)
-	case KeepAlive:
-		c.sandboxes.KeepAlive(ev.Token, ev.Scope, ev.ID)
-	case SetTimeout:
-		c.sandboxes.SetTimeout(ev.Token, ev.Scope, ev.ID, ev.Lifetime, ev.Extend)
-	case Tick:
-		c.tick()
 	default:
 		panic(fmt.Sprintf("core: unknown event %T", ev))
 	}
-	c.heed()
-	return c.take()
 }
 
 // heed acts on what the rooms have listed: see pods.Notice and sandboxes.Notice. Callers are answered last, when

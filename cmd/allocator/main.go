@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"k8s.io/klog/v2"
@@ -180,7 +181,13 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	}); err != nil {
 		return nil, err
 	}
-	s.control = grpc.NewServer(
+	s.control = newControlServer(security)
+	controlv1.RegisterControlServer(s.control, s.allocator.Control())
+	return stopAll, nil
+}
+
+func newControlServer(security credentials.TransportCredentials) *grpc.Server {
+	return grpc.NewServer(
 		grpc.Creds(security),
 		// A router that hangs must not hold a stream for ever.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
@@ -188,8 +195,6 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 		// Stop waits for handshakes, so a silent peer must not prolong one.
 		grpc.ConnectionTimeout(maxHandshake),
 	)
-	controlv1.RegisterControlServer(s.control, s.allocator.Control())
-	return stopAll, nil
 }
 
 // apiAccess is who may call the HTTP API, and how replicas reach each other's.

@@ -280,13 +280,6 @@ func (c *Client) Ask(id string) bool {
 	}})
 }
 
-// Connected reports whether there is a stream whose snapshot was applied.
-func (c *Client) Connected() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.current != nil
-}
-
 // Term is the highest term seen, 0 before the first.
 func (c *Client) Term() uint64 {
 	c.mu.Lock()

@@ -85,6 +85,21 @@ const maxPongs = 16
 // start with the same replica.
 const anyAddress = `{"loadBalancingConfig":[{"pick_first":{"shuffleAddressList":true}}]}`
 
+func newStream(c *Client) *stream {
+	return &stream{
+		client:          c,
+		out:             make(chan *controlv1.RouterMessage, outQueueSize),
+		ackPending:      make(chan struct{}, 1),
+		snapshotApplied: make(chan struct{}, 1),
+		writerDone:      make(chan struct{}),
+		pings:           map[uint64]ping{},
+		lastPong:        c.o.Now(),
+		snapshot:        map[string]routecache.Route{},
+		keys:            map[string][][sha256.Size]byte{},
+		quiesces:        make(chan *controlv1.Quiesce, 1),
+	}
+}
+
 // runStream runs one stream to its end. leader is the leader's address if the replica does
 // not lead and knows it. connectTimeout bounds the time for the connection. After the end of
 // ctx the stream sends Goodbye; the end of goodbyeCtx ends it at once.
@@ -97,18 +112,7 @@ func (c *Client) runStream(
 		return "", fmt.Errorf("connect to the allocator: %w", err)
 	}
 	defer conn.Close()
-	s := &stream{
-		client:          c,
-		out:             make(chan *controlv1.RouterMessage, outQueueSize),
-		ackPending:      make(chan struct{}, 1),
-		snapshotApplied: make(chan struct{}, 1),
-		writerDone:      make(chan struct{}),
-		pings:           map[uint64]ping{},
-		lastPong:        c.o.Now(),
-		snapshot:        map[string]routecache.Route{},
-		keys:            map[string][][sha256.Size]byte{},
-		quiesces:        make(chan *controlv1.Quiesce, 1),
-	}
+	s := newStream(c)
 	// The stream outlives ctx, for the Goodbye.
 	streamCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer s.helpers.Wait()

@@ -86,8 +86,8 @@ type (
 		Pool    fact.PoolKey
 		Failure PodFailure
 	}
-	// RecycleEnded: a pool that recycles has its pod back after a sandbox, or the pod is deleted. Outcome is one of
-	// Recycles.
+	// RecycleEnded: a pool that recycles has its pod back after a sandbox, or the pod is deleted. Outcome is
+	// Recycled, NotNeeded, NotFit or NotProven.
 	RecycleEnded struct{ Outcome string }
 	// PoolDrained: a pool that is being deleted has no pods left.
 	PoolDrained struct{ Key fact.PoolKey }

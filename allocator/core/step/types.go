@@ -242,6 +242,3 @@ const (
 	NotFit    = "NotFit"    // the pod, or the pool's template, has changed, or the sandbox failed or ended because of the pod
 	NotProven = "NotProven" // the kubelet did not report the restart of all containers in time, or the pod could not be cleaned
 )
-
-// Recycles are all outcomes.
-var Recycles = []string{Recycled, NotNeeded, NotFit, NotProven}
