@@ -58,7 +58,7 @@ func CheckSignature(r *http.Request, token string, now time.Time) error {
 			return errors.New("signature_expiration is not a time in seconds since 1970")
 		}
 		if now.Unix() > at {
-			return errors.New("the signature has expired")
+			return errors.New("signature is already expired") // the words of E2B's agent, which clients look for
 		}
 	}
 	return nil

@@ -45,12 +45,14 @@ func TestSignatureOpensOnePathForOneUser(t *testing.T) {
 		method, raw, wrong, token string
 		q                         url.Values
 	}{
-		"read":           {q: signed("/a", "read", "", "")},
-		"head":           {method: http.MethodHead, q: signed("/a", "read", "", "")},
-		"write":          {method: http.MethodPost, q: signed("/a", "write", "root", later)},
-		"form":           {method: http.MethodPost, q: signed("", "write", "", "")},
-		"last second":    {q: signed("/a", "read", "", strconv.FormatInt(now.Unix(), 10))},
-		"expired":        {q: signed("/a", "read", "", strconv.FormatInt(now.Unix()-1, 10)), wrong: "expired"},
+		"read":        {q: signed("/a", "read", "", "")},
+		"head":        {method: http.MethodHead, q: signed("/a", "read", "", "")},
+		"write":       {method: http.MethodPost, q: signed("/a", "write", "root", later)},
+		"form":        {method: http.MethodPost, q: signed("", "write", "", "")},
+		"last second": {q: signed("/a", "read", "", strconv.FormatInt(now.Unix(), 10))},
+		"expired": {
+			q: signed("/a", "read", "", strconv.FormatInt(now.Unix()-1, 10)), wrong: "signature is already expired",
+		},
 		"read for write": {method: http.MethodPost, q: signed("/a", "read", "", ""), wrong: "does not match"},
 		"write for read": {q: signed("/a", "write", "", ""), wrong: "does not match"},
 		"delete":         {method: http.MethodDelete, q: signed("/a", "write", "", ""), wrong: "GET, HEAD or POST"},

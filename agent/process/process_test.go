@@ -385,6 +385,18 @@ func TestSignalsReachTheWholeGroup(t *testing.T) {
 	}
 }
 
+func TestKillIsAnsweredAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	s.service.SetKillWait(time.Minute) // that of the agent can pass on a busy machine
+	for range 20 {
+		p := s.start(t.Context(), command("exec sleep 1000"))
+		require.NoError(t, s.signal(p, processpb.Signal_SIGNAL_SIGKILL))
+		require.ErrorIs(t, syscall.Kill(int(p.pid), 0), syscall.ESRCH)
+		require.NoError(t, p.stream.Close())
+	}
+}
+
 // A server that is started with & goes on, and can still write.
 func TestCommandEndsBeforeItsBackgroundProcess(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -183,6 +184,17 @@ func (p *running) kill() error {
 		_ = syscall.Kill(pid, syscall.SIGKILL) // ended meanwhile
 	}
 	return nil
+}
+
+// awaitEnd returns when the process has ended and is reaped, or after limit.
+func (p *running) awaitEnd(ctx context.Context, limit time.Duration) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-p.child.Done():
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // session returns the processes whose session this is.

@@ -30,6 +30,9 @@ const (
 	keepaliveHeader  = "Keepalive-Ping-Interval"
 	defaultKeepalive = 90 * time.Second
 	maxKeepalive     = 24 * time.Hour
+	// killWait is how long the answer to SIGKILL waits for the end of the process. A process that waits for a
+	// device ends later.
+	killWait = 100 * time.Millisecond
 )
 
 // Sandbox is what processes run in.
@@ -49,7 +52,8 @@ type Options struct {
 
 // Service implements processpb.ProcessHandler. Its methods may be called concurrently.
 type Service struct {
-	o Options
+	o        Options
+	killWait time.Duration
 
 	mu sync.Mutex
 	// running has the processes that have not ended.
@@ -69,7 +73,9 @@ func New(o Options) (*Service, error) {
 	if err := options.Require(o, "Sandbox", "Children"); err != nil {
 		return nil, err
 	}
-	return &Service{o: o, running: make(map[*running]struct{}), dropping: make(map[*running]struct{})}, nil
+	return &Service{
+		o: o, killWait: killWait, running: make(map[*running]struct{}), dropping: make(map[*running]struct{}),
+	}, nil
 }
 
 // Handler returns the pattern and the handler of the service's calls.
@@ -292,9 +298,10 @@ func (s *Service) Update(
 	return connect.NewResponse(&processpb.UpdateResponse{}), nil
 }
 
-// SendSignal implements processpb.ProcessHandler.
+// SendSignal implements processpb.ProcessHandler. After SIGKILL it answers when the process has ended, or after
+// killWait.
 func (s *Service) SendSignal(
-	_ context.Context, r *connect.Request[processpb.SendSignalRequest],
+	ctx context.Context, r *connect.Request[processpb.SendSignalRequest],
 ) (*connect.Response[processpb.SendSignalResponse], error) {
 	p, err := s.find(r.Msg.GetProcess())
 	if err != nil {
@@ -304,7 +311,9 @@ func (s *Service) SendSignal(
 	case processpb.Signal_SIGNAL_SIGTERM:
 		err = p.signal(syscall.SIGTERM)
 	case processpb.Signal_SIGNAL_SIGKILL:
-		err = p.signal(syscall.SIGKILL)
+		if err = p.signal(syscall.SIGKILL); err == nil {
+			p.awaitEnd(ctx, s.killWait)
+		}
 	default:
 		return nil, connect.NewError(connect.CodeInvalidArgument,
 			errors.New("signal: must be SIGNAL_SIGTERM or SIGNAL_SIGKILL"))

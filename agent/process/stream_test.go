@@ -3,6 +3,7 @@ package process
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"connectrpc.com/connect"
@@ -26,4 +27,13 @@ func TestExpiredProcessIsAnsweredWithDeadlineExceeded(t *testing.T) {
 	defer attached.leave()
 	err := attached.stream(overdue{t.Context()}, time.Minute, func(*processpb.ProcessEvent) error { return nil })
 	require.Equal(t, connect.CodeDeadlineExceeded, connect.CodeOf(err), "%v", err)
+}
+
+// A process can stay while it waits for a device.
+func TestWaitForTheEndHasItsBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		(&running{child: &children.Child{}}).awaitEnd(t.Context(), killWait)
+		require.Equal(t, killWait, time.Since(begun))
+	})
 }

@@ -56,7 +56,8 @@ func terminalPair() (ours, theirs *os.File, err error) {
 	return ours, os.NewFile(uintptr(peer), name), nil
 }
 
-// size converts the size of a terminal. Absent, it is 80 columns and 24 rows.
+// size converts the size of a terminal. Absent, it is 80 columns and 24 rows. 0 is a size that is not known, as it
+// is for the kernel and for E2B's agent: programs choose their own then.
 func size(s *processpb.PTY_Size) (*unix.Winsize, error) {
 	if s == nil {
 		return &unix.Winsize{Row: 24, Col: 80}, nil

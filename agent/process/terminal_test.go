@@ -31,6 +31,23 @@ func TestTerminalIsResizedAndSignalled(t *testing.T) {
 	require.Equal(t, int32(5), p.end.GetExitCode())
 }
 
+// A page that does not show its terminal yet has no size for it.
+func TestTerminalOfUnknownSizeIsServed(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	r := terminal("stty size; read line; stty size")
+	r.Pty.Size = &processpb.PTY_Size{}
+	p := s.start(t.Context(), r)
+	p.until("0 0\r\n")
+	for _, size := range []*processpb.PTY_Size{{Cols: 9, Rows: 7}, {}} {
+		update := &processpb.UpdateRequest{Process: p.selector(), Pty: &processpb.PTY{Size: size}}
+		_, err := s.Update(t.Context(), connect.NewRequest(update))
+		require.NoError(t, err)
+	}
+	s.sendInput(p, typed("\n"))
+	require.Contains(t, p.wait(), "0 0\r\n")
+}
+
 func TestTypedInputReachesTheTerminal(t *testing.T) {
 	t.Parallel()
 	s := serve(t)
