@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/core/step"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/pools"
@@ -118,6 +119,12 @@ func refused(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error {
 		return apierror.New(apierror.PoolNotFound, "%s %q: there is no such SandboxPool in namespace %q, which this API serves", field, pool, ev.Pool.Namespace)
 	case core.PoolEmpty:
 		return poolEmpty(pool, ev, e)
+	case step.TooMany:
+		field, least := "atLeast", cmp.Or(ev.AtLeast, ev.Count)
+		if least == ev.Count {
+			field = "count"
+		}
+		return apierror.New(apierror.BadRequest, "%s: %d: pool %q has %d pods at most; ask for %d at most, or raise spec.maxPods of the pool", field, least, pool, e.MaxPods, e.MaxPods)
 	case core.LineFull:
 		return apierror.New(apierror.PoolEmpty, "pool %q has no warm pod, and the claims that wait for one leave no place for another one of this team: %d wait (--claim-queue); try again", pool, e.Counts.Waiting)
 	case core.NotAccepted:
@@ -166,10 +173,7 @@ func inBrackets(text string) string {
 func poolEmpty(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error {
 	n := e.Counts
 	what := fmt.Sprintf("pool %q had no warm pod within %v", pool, ev.Wait)
-	switch least := cmp.Or(ev.AtLeast, ev.Count); {
-	case e.MaxPods > 0 && least > e.MaxPods:
-		return apierror.New(apierror.PoolEmpty, "pool %q cannot have %d sandboxes: its maxPods is %d", pool, least, e.MaxPods)
-	case least > 1:
+	if least := cmp.Or(ev.AtLeast, ev.Count); least > 1 {
 		what = fmt.Sprintf("pool %q had fewer than %d warm pods within %v", pool, least, ev.Wait)
 	}
 	var why string

@@ -21,6 +21,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/step"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/pools"
@@ -400,6 +401,18 @@ func TestRefusedClaimsNameTheReason(t *testing.T) {
 		require.Equal(t, c.sandbox, e.SandboxID)
 		require.Equal(t, c.retry, e.RetryAfter)
 		require.Contains(t, e.Message, c.says)
+	}
+}
+
+func TestBatchLargerThanItsPoolIsABadRequest(t *testing.T) {
+	for _, c := range []struct {
+		count, atLeast int
+		field          string
+	}{{9, 5, "atLeast: 5: "}, {9, 9, "count: 9: "}, {9, 0, "count: 9: "}} {
+		e := refused("python", core.Claim{Count: c.count, AtLeast: c.atLeast}, core.ClaimRefused{Why: step.TooMany, MaxPods: 4})
+		require.Equal(t, apierror.BadRequest, e.Reason)
+		require.Zero(t, e.RetryAfter, "a repetition would be refused too")
+		require.Equal(t, c.field+`pool "python" has 4 pods at most; ask for 4 at most, or raise spec.maxPods of the pool`, e.Message)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/step"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/tools/docs"
@@ -34,6 +35,7 @@ func TestReasonReferenceIsTheGoldenFile(t *testing.T) {
 var refusals = map[string][]core.ClaimRefused{
 	"NoPool":        {{Why: core.NoPool}},
 	"PoolEmpty":     {{Why: core.PoolEmpty}},
+	"TooMany":       {{Why: step.TooMany}},
 	"LineFull":      {{Why: core.LineFull}},
 	"NotAccepted":   {{Why: core.NotAccepted}},
 	"OverLimit":     {{Why: core.OverLimit}, {Why: core.OverLimit, Excess: teams.Excess{Limit: teams.ClaimsPerSecond}}},

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/step"
 )
 
 // Invariant: I9
@@ -256,7 +258,7 @@ func TestClaimsThatCannotWaitAreRefusedAtOnce(t *testing.T) {
 	}
 	s.step(PoolSeen{Pool{Key: PoolKey{Namespace: "ns", Name: "b"}, DefaultPort: 80, MaxPods: 3}})
 	s.step(Claim{Token: 9, Pool: PoolKey{Namespace: "ns", Name: "b"}, Wait: wait, Count: 4})
-	if r := one[ClaimRefused](s); r.Why != PoolEmpty || r.MaxPods != 3 {
+	if r := one[ClaimRefused](s); r.Why != step.TooMany || r.MaxPods != 3 {
 		t.Errorf("refused %+v", r)
 	}
 }

@@ -114,7 +114,7 @@ func (t *Table) Claim(ev Ask) {
 	refused.Why, refused.Wait = t.hopeless(&req, ev.Wait)
 	req.waited = ev.Wait > 0 && pool.CountWarm() < req.count
 	why := t.admit(pool, ev.Binding.Team, req.count, req.waited, refused)
-	if possible := pool.MaxPods == 0 || req.atLeast <= pool.MaxPods; possible && (why == 0 || why == step.PoolEmpty) {
+	if why == 0 || why == step.PoolEmpty {
 		t.pools.Claimed(pool, req.count)
 	}
 	if why != 0 {
@@ -162,6 +162,8 @@ func (t *Table) displace(cl *Claim) {
 func (t *Table) hopeless(req *request, wait time.Duration) (step.Refusal, time.Duration) {
 	pool, quarantine := req.pool, t.cfg.Quarantine(t.Now.Boot)
 	switch short := pool.CountWarm() < req.atLeast; {
+	case short && pool.MaxPods > 0 && req.atLeast > pool.MaxPods: // a surplus that is warm may be enough
+		return step.TooMany, 0
 	case t.pressure || t.outbox.Len() >= fact.MaxPending:
 		return step.Overloaded, 0
 	case !short:
@@ -169,7 +171,7 @@ func (t *Table) hopeless(req *request, wait time.Duration) (step.Refusal, time.D
 		return step.Quarantined, quarantine
 	case pool.Refused != "":
 		return step.NotAccepted, 0
-	case wait <= 0 || pool.MaxPods > 0 && req.atLeast > pool.MaxPods:
+	case wait <= 0:
 		return step.PoolEmpty, 0
 	}
 	return 0, 0

@@ -272,6 +272,8 @@ const (
 	NoPool Refusal = iota + 1
 	// PoolEmpty: no pod came in time, or, of a batch, too few.
 	PoolEmpty
+	// TooMany: MaxPods of the pool is less than the sandboxes that the batch needs at least.
+	TooMany
 	// KeyReused: the idempotency key stands for a claim with another body.
 	KeyReused
 	// KeyEnded: the idempotency key stands for a sandbox that was released.
