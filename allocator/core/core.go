@@ -104,7 +104,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	ledger := claims.NewLedger()
 	c.pods = pods.New(st, c.outbox, members.HasEarlier)
 	c.sandboxes = sandboxes.New(st, c.outbox, c.pods, c.fences, c.idle, ledger.Keeps)
-	c.pools = pools.New(st, c.pods, c.sandboxes, cfg.NewSuffix)
+	c.pools = pools.New(st, c.pods, cfg.NewSuffix)
 	c.claims = claims.New(st, claims.Config{MaxWaiting: cfg.MaxWaiting, NewID: cfg.NewID, Quarantine: members.Quarantine}, c.outbox, ledger, c.pods, c.sandboxes, c.pools)
 	c.routers = &routers{
 		Current: st, cfg: &c.cfg, outbox: c.outbox, sandboxes: c.sandboxes, fences: c.fences, idle: c.idle, members: members,
@@ -230,8 +230,8 @@ func (c *Core) heedPods(n pods.Notice) {
 		}
 	case pods.Failed:
 		c.pools.PodFailed(n)
-	case pods.Started:
-		c.pools.PodStarted(n.Pod)
+	case pods.Warmed:
+		c.pools.PodWarmed(n.Pod)
 	case pods.Unblocked:
 		c.sandboxes.TryEnd(n.Sandbox)
 	}
@@ -254,17 +254,15 @@ func (c *Core) heedSandboxes(n sandboxes.Notice) {
 // settlePools gives pods to the claims that wait, and brings the number of warm pods to what
 // each pool asks for.
 func (c *Core) settlePools() {
-	if c.pods.Recovering {
-		return
-	}
 	for groups := c.pods.Unsettled(); len(groups) > 0; groups = c.pods.Unsettled() {
 		for _, group := range groups {
 			if pool := c.pools.Find(group.Key); pool != nil {
 				c.claims.Serve(pool)
-				c.pools.Settle(pool, c.claims.Demand(pool.Key))
-			}
-			if c.pools.Find(group.Key) == nil {
-				c.claims.DropLine(group.Key)
+				c.sandboxes.EndOf(group)
+				if gone := c.pools.Settle(pool, c.claims.Lacking(pool.Key)); gone {
+					c.claims.DropLine(pool.Key)
+					c.sandboxes.LetGoOf(pool.Key)
+				}
 			}
 			group.Settled() // what settling it has changed is settled already
 			c.heed()
@@ -322,7 +320,7 @@ func (c *Core) tick() {
 	c.advanceFences()
 	for _, pool := range c.pools.Sorted() {
 		c.claims.TickPool(pool)
-		c.pools.TickPool(pool, c.claims.Demand(pool.Key))
+		c.pools.TickPool(pool, c.claims.Lacking(pool.Key))
 	}
 	// No router of an earlier term can have a route to an orphan any more.
 	if c.Now.Boot >= c.started.Boot+c.cfg.Lease+c.cfg.expiry(c.routers.longest)+c.cfg.ConnectWindow {

@@ -50,7 +50,7 @@
 // the start of a sandbox, its release, the session of a router and its end, the intent to delete
 // an idle pod. Facts wait in one queue. When the writer is free, all of them go to it together
 // ([Write]). [Written] makes them true in their order. Only then are callers answered and
-// routers informed. A claim can be withdrawn until its fact is handed to the writer; its pod
+// routers informed. A claim can be called off until its facts are handed to the writer; its pod
 // then returns to its place in the queue. After that Core awaits the outcome.
 //
 // A change that the next leader can observe by itself, such as the end of a pod, is no fact and

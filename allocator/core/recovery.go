@@ -16,7 +16,7 @@ type State struct {
 // Recover gives a new Core the state that exists. It is called once, before Step. An error means
 // that the records contradict each other and that an operator must repair them.
 func (c *Core) Recover(st State) ([]Effect, error) {
-	c.pods.Recovering = true
+	c.pods.Recover()
 	if err := c.recoverSandboxes(st); err != nil {
 		return nil, err
 	}
@@ -38,9 +38,8 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 			c.startFence(sb)
 		}
 	}
-	c.pods.SettleGone()
 	c.heed()
-	c.pods.Recovering = false
+	c.pods.Recovered()
 	for _, pool := range c.pools.Sorted() {
 		c.pools.Recovered(pool)
 	}

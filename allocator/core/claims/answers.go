@@ -22,13 +22,23 @@ func (t *Table) excess(pool *pools.Pool, team string, sandboxes int, waits, take
 	r := t.usage(team)
 	r.Sandboxes, r.Waits = sandboxes, waits
 	for p := range t.pools.All() {
-		r.Used += p.LeftBy(team)
+		r.Used += t.leftBy(p, team)
 	}
-	r.Used -= min(sandboxes, pool.LeftBy(team))
+	r.Used -= min(sandboxes, t.leftBy(pool, team))
 	if !take {
 		return t.limits.Excess(r, t.Now.Boot)
 	}
 	return t.limits.Admit(r, t.Now.Boot)
+}
+
+// leftBy is how many of the idle pods beyond what a pool asks for were created for claims of a team that have ended
+// without a sandbox a short while ago.
+func (t *Table) leftBy(pool *pools.Pool, team string) int {
+	left := t.left[share{pool.Key, team}].pods
+	if left == 0 {
+		return 0
+	}
+	return min(left, pool.Surplus())
 }
 
 // usage counts from the tables what a team has.
@@ -44,8 +54,8 @@ func (t *Table) usage(team string) teams.Request {
 // whose wait is over by a time is answered with sandboxes that are still starting. It returns the
 // sandboxes of a batch that has failed; they must be released.
 func (t *Table) answer(grant string, by time.Duration) (failed []*sandboxes.Sandbox) {
-	if b := t.sandboxes.Batch(grant); b != nil {
-		return t.answerBatch(grant, b, by)
+	if batch := t.sandboxes.Batch(grant); batch != nil {
+		return t.answerBatch(grant, batch, by)
 	}
 	switch sb := t.sandboxes.Get(grant); sb.Phase {
 	case fact.Running, fact.Starting:
@@ -83,8 +93,8 @@ func (t *Table) refuseGrant(grant string, by time.Duration, e step.ClaimRefused)
 
 // sandboxesOf returns the sandboxes that are starting or running, how many are starting and being
 // released, and one that was released.
-func sandboxesOf(b *sandboxes.Batch) (live []*sandboxes.Sandbox, starting, releasing int, gone *sandboxes.Sandbox) {
-	for _, sb := range b.Members {
+func sandboxesOf(batch []*sandboxes.Sandbox) (live []*sandboxes.Sandbox, starting, releasing int, gone *sandboxes.Sandbox) {
+	for _, sb := range batch {
 		switch sb.Phase {
 		case fact.Starting:
 			starting++
@@ -101,40 +111,41 @@ func sandboxesOf(b *sandboxes.Batch) (live []*sandboxes.Sandbox, starting, relea
 }
 
 // asking returns a sandbox whose agent has not answered whether it is configured; nil: there is none.
-func asking(b *sandboxes.Batch) *sandboxes.Sandbox {
-	if i := slices.IndexFunc(b.Members, (*sandboxes.Sandbox).Asking); i >= 0 {
-		return b.Members[i]
+func asking(batch []*sandboxes.Sandbox) *sandboxes.Sandbox {
+	if i := slices.IndexFunc(batch, (*sandboxes.Sandbox).Asking); i >= 0 {
+		return batch[i]
 	}
 	return nil
 }
 
 // answerBatch is answer for a batch. All callers get the same sandboxes, those that are live. A batch
-// fails if fewer than atLeast sandboxes start.
-func (t *Table) answerBatch(grant string, b *sandboxes.Batch, by time.Duration) (failed []*sandboxes.Sandbox) {
-	live, starting, releasing, gone := sandboxesOf(b)
+// fails if fewer sandboxes start than its claim needs.
+func (t *Table) answerBatch(grant string, batch []*sandboxes.Sandbox, by time.Duration) (failed []*sandboxes.Sandbox) {
+	live, starting, releasing, gone := sandboxesOf(batch)
 	switch {
-	case gone != nil && len(live) < b.AtLeast:
-		b.AtLeast = 0
+	case gone != nil && len(live) < t.needs[grant]:
+		delete(t.needs, grant)
 		t.refuseGrant(grant, lines.All, step.ClaimRefused{Why: step.StartFailed, Sandbox: gone.Sandbox})
 		return live
 	case releasing > 0:
 		return nil
 	case len(live) == 0:
 		why := step.NotConfigured
-		if slices.ContainsFunc(b.Members, func(sb *sandboxes.Sandbox) bool { return sb.IdempotencyKey != "" }) {
+		if slices.ContainsFunc(batch, func(sb *sandboxes.Sandbox) bool { return sb.IdempotencyKey != "" }) {
 			why = step.KeyEnded
 		}
 		t.refuseGrant(grant, lines.All, step.ClaimRefused{Why: why, Sandbox: gone.Sandbox})
 		return nil
-	case asking(b) != nil:
-		t.refuseGrant(grant, by, step.ClaimRefused{Why: step.NotConfigured, Sandbox: asking(b).Sandbox})
+	case asking(batch) != nil:
+		t.refuseGrant(grant, by, step.ClaimRefused{Why: step.NotConfigured, Sandbox: asking(batch).Sandbox})
 		return nil
 	case starting == 0:
-		by, b.AtLeast = lines.All, 0
+		by = lines.All
+		delete(t.needs, grant)
 	}
 	for _, x := range t.Ledger.Answer(grant, by) {
 		e := step.BatchClaimed{Token: x.Token}
-		for _, sb := range b.Members {
+		for _, sb := range batch {
 			if sb.Listed() {
 				e.Sandboxes = append(e.Sandboxes, sb.Sandbox)
 			} else {
@@ -142,7 +153,7 @@ func (t *Table) answerBatch(grant string, b *sandboxes.Batch, by time.Duration) 
 			}
 		}
 		t.Emit(e)
-		b.AtLeast = 0
+		delete(t.needs, grant)
 	}
 	return nil
 }

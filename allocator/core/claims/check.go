@@ -30,7 +30,7 @@ func (t *Table) Check() error {
 				return fmt.Errorf("claims: pod %s is taken: %v, in state %d", p.Key().Name, cl != nil, p.State())
 			}
 		}
-		if n := t.Waiting(pool.Key); n > 0 && !t.pods.Recovering && (pool.CountWarm() > 0 || t.closing) {
+		if n := t.Waiting(pool.Key); n > 0 && (pool.CountWarm() > 0 || t.closing) {
 			return fmt.Errorf("claims: %d callers wait while %d pods of %v are warm, closing: %v", n, pool.CountWarm(), pool.Key, t.closing)
 		}
 	}
@@ -55,6 +55,11 @@ func (t *Table) Check() error {
 		}
 		if err := t.CheckAsked(all, bound); err != nil {
 			return err
+		}
+	}
+	for grant := range t.needs {
+		if t.sandboxes.Batch(grant) == nil {
+			return fmt.Errorf("claims: batch %s must start, and is not on record", grant)
 		}
 	}
 	if len(t.decided) > 0 {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/demand"
 	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/lines"
 	"github.com/berth-sandbox/berth/allocator/core/pods"
@@ -184,13 +185,13 @@ func (t *Table) claimAgain(ev Ask, caller lines.Caller, k *lines.Holder[request]
 		t.Emit(step.ClaimRefused{Token: ev.Token, Why: step.KeyReused})
 	case k.Claim != nil && k.Claim.Waits():
 		if pool := k.Claim.Request.pool; t.admit(pool, ev.Binding.Team, 0, true, t.refusal(pool, ev.Token, 0)) == 0 {
-			t.Join(k.Claim, caller)
+			t.AddCaller(k.Claim, caller)
 		}
 	case k.Claim != nil && !k.Claim.Waits() && k.Claim.Callers() >= t.cfg.MaxWaiting:
 		// Claims that have a pod are as many as pods at most. So only their callers are bounded.
 		t.Emit(step.ClaimRefused{Token: ev.Token, Why: step.Overloaded})
 	case k.Claim != nil:
-		t.Join(k.Claim, caller)
+		t.AddCaller(k.Claim, caller)
 	case sb != nil && sb.Over():
 		t.Emit(step.ClaimRefused{Token: ev.Token, Why: step.KeyEnded, Sandbox: sb.Sandbox})
 	case t.CountAwaiting(k.Grant) >= t.cfg.MaxWaiting:
@@ -343,10 +344,7 @@ func (t *Table) Abandoned(token uint64) {
 	cl, grant := t.Abandon(token)
 	switch {
 	case cl != nil && (cl.Waits() || !cl.Request.handed()): // a claim that was handed to a Write goes on
-		t.Drop(cl)
-		t.Emit(step.ClaimCanceled{Pool: cl.Request.pool.Key})
-		t.pods.Return(t.callOff(cl)...)
-		cl.Request.pool.Touch()
+		t.cancel(cl)
 	case grant != "":
 		for _, sb := range t.sandboxes.Granted(grant) {
 			if sb.IdempotencyKey == "" {
@@ -354,6 +352,23 @@ func (t *Table) Abandoned(token uint64) {
 			}
 		}
 	}
+}
+
+// cancel drops a claim that has no caller any more.
+func (t *Table) cancel(cl *Claim) {
+	t.Drop(cl)
+	t.Emit(step.ClaimCanceled{Pool: cl.Request.pool.Key})
+	t.dropped(cl)
+}
+
+// dropped acts on a claim that has ended without a sandbox. Its pods return. For a while those that are being created
+// for it count for its team: see leftBy.
+func (t *Table) dropped(cl *Claim) {
+	req := &cl.Request
+	at := share{req.pool.Key, req.binding.Team}
+	t.left[at] = leftover{min(t.left[at].pods+req.count, req.pool.MaxSpare()), t.Now.Boot + 2*demand.Spare}
+	t.pods.Return(t.callOff(cl)...)
+	req.pool.Touch()
 }
 
 // refusal is the answer to a caller whose claim is refused.
@@ -379,7 +394,7 @@ func (t *Table) refuse(cl *Claim, why step.Refusal) {
 	for _, x := range t.Drop(cl) {
 		t.Emit(t.refusalOf(cl, x.Token, why))
 	}
-	t.pods.Return(t.callOff(cl)...)
+	t.dropped(cl)
 }
 
 // claimed acts on one durable fact of a claim. All of them are in one Write.
@@ -404,24 +419,21 @@ func (t *Table) grant(cl *Claim) {
 	got, first := req.got, t.outbox.Len()
 	req.pods, req.facts, req.got = nil, nil, nil
 	configured := slices.ContainsFunc(got, func(sb *sandboxes.Sandbox) bool { return sb.Agent.Port != 0 })
-	for _, sb := range got {
-		t.sandboxes.Decided(sb, req.boundAt)
-	}
 	fit := got[:0]
 	for _, sb := range got {
-		switch cause := t.notGrantedFor(sb); {
-		case cause == (fact.Cause{}):
+		cause := t.notGrantedFor(sb)
+		if cause == (fact.Cause{}) {
 			fit = append(fit, sb)
-		case cause.Reason == fact.ReasonConfigurationFailed:
-			req.problem = cause.Message
-			fallthrough
-		default:
-			t.sandboxes.Withdraw(sb, cause)
+			continue
 		}
+		if cause.Reason == fact.ReasonConfigurationFailed {
+			req.problem = cause.Message
+		}
+		t.sandboxes.Reject(sb, req.boundAt, cause)
 	}
 	if len(fit) < req.atLeast {
 		for _, sb := range fit {
-			t.sandboxes.Withdraw(sb, fact.Because(fact.ReasonBatchIncomplete))
+			t.sandboxes.Reject(sb, req.boundAt, fact.Because(fact.ReasonBatchIncomplete))
 		}
 		t.outbox.Join(first) // the next leader must not find some of them live under the key
 		t.tryAgain(cl, configured)
@@ -430,12 +442,10 @@ func (t *Table) grant(cl *Claim) {
 	abandoned, id := cl.Callers() == 0 && req.binding.IdempotencyKey == "", fit[0].Grant()
 	t.Grant(cl, id, len(fit))
 	if req.batch {
-		for _, sb := range fit {
-			t.sandboxes.Join(sb)
-		}
-		t.sandboxes.Batch(id).AtLeast = req.atLeast
+		t.needs[id] = req.atLeast
 	}
 	for _, sb := range fit {
+		t.sandboxes.Grant(sb, req.boundAt)
 		t.Emit(step.LabelPod{Pod: sb.Pod, Pool: sb.Pool.Name, ID: sb.ID})
 		switch {
 		case sb.Phase == fact.Running:
@@ -458,15 +468,19 @@ func (t *Table) grant(cl *Claim) {
 	t.decided = append(t.decided, id) // after the routers have the routes
 }
 
-// notGrantedFor returns why a durable sandbox is not granted; zero: it is.
+// staleRoutes is the message of an AddressShared that no other pod at the address has caused.
+const staleRoutes = "requests of an earlier sandbox could still reach its address, so its claim got another pod"
+
+// notGrantedFor returns why a durable sandbox is not granted; zero: it is. That its pod is not ready, or its node not
+// usable, may pass, and ends no sandbox.
 func (t *Table) notGrantedFor(sb *sandboxes.Sandbox) fact.Cause {
+	if doomed := sb.Doomed(); doomed != nil {
+		return *doomed
+	}
 	p := t.pods.Get(sb.Pod)
 	cause, _ := sb.Unfit(p)
-	switch {
-	case sb.Doomed() != nil:
-		return *sb.Doomed()
-	case cause == (fact.Cause{}) && p.Withheld()&(pods.Tainted|pods.Quarantined) != 0:
-		return fact.Because(fact.ReasonAddressShared)
+	if cause == (fact.Cause{}) && p.Withheld()&(pods.Tainted|pods.Quarantined) != 0 {
+		return fact.Cause{Reason: fact.ReasonAddressShared, Message: staleRoutes}
 	}
 	return cause
 }
@@ -483,8 +497,7 @@ func (t *Table) tryAgain(cl *Claim, configured bool) {
 	}
 	switch {
 	case cl.Callers() == 0:
-		t.Drop(cl)
-		t.Emit(step.ClaimCanceled{Pool: req.pool.Key})
+		t.cancel(cl)
 	case req.failures == MaxFailures:
 		t.refuse(cl, step.NotConfigured)
 	case !req.pool.Known || req.pool.Deleting:

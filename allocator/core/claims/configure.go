@@ -34,7 +34,7 @@ func (t *Table) Configured(id string, ok bool, why string) {
 	waits := false
 	for _, sb := range cl.Request.got {
 		if sb.ID == id && !ok {
-			t.sandboxes.End(sb, sandboxes.Lost, fact.Cause{Reason: fact.ReasonConfigurationFailed, Message: why})
+			t.sandboxes.Doom(sb, fact.Cause{Reason: fact.ReasonConfigurationFailed, Message: why})
 		}
 		waits = waits || t.configuring[sb.ID] != nil
 	}
@@ -61,11 +61,11 @@ const NeverConfigured = "the allocator that made the claim ended before the agen
 // claim was granted, and its key is free.
 func (t *Table) unanswered(sb *sandboxes.Sandbox) {
 	members, first := t.sandboxes.Granted(sb.Grant()), t.outbox.Len()
-	withdraw := func(sb *sandboxes.Sandbox, cause fact.Cause) {
+	reject := func(sb *sandboxes.Sandbox, cause fact.Cause) {
 		t.Free(KeyOf(&sb.Binding), sb.Grant())
-		t.sandboxes.End(sb, sandboxes.Withdrawn, cause)
+		t.sandboxes.End(sb, sandboxes.Rejected, cause)
 	}
-	withdraw(sb, fact.Cause{Reason: fact.ReasonConfigurationFailed, Message: NeverConfigured})
+	reject(sb, fact.Cause{Reason: fact.ReasonConfigurationFailed, Message: NeverConfigured})
 	var left []*sandboxes.Sandbox
 	for _, other := range members {
 		if other.Ungranted() == 0 { // it was granted, so the claim was
@@ -77,7 +77,7 @@ func (t *Table) unanswered(sb *sandboxes.Sandbox) {
 	}
 	if len(left) < sb.Ungranted() {
 		for _, other := range left {
-			withdraw(other, fact.Because(fact.ReasonBatchIncomplete))
+			reject(other, fact.Because(fact.ReasonBatchIncomplete))
 		}
 		t.outbox.Join(first)
 	}

@@ -24,6 +24,13 @@
 //	core/lines  the claims that wait, whose turn it is, and the idempotency keys
 //	core/teams  whether the limits of a team allow a claim
 //
+// # Idempotency keys
+//
+// [Ledger] has the keys. A key holds for its claim until that is granted or refused, then for each sandbox of the grant
+// until KeepKeys after its release. Recovered finds the latter on record. A sandbox that its claim does not get loses
+// the key: [sandboxes.Rejected] takes it off the record, and unanswered off the Ledger too if the claim is of an earlier
+// term. Package sandboxes keeps the record and the object of a sandbox whose key holds.
+//
 // # Agents
 //
 // A pod with an agent is handed out in three steps: the claim is durable, then the agent is configured for the sandbox,

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"maps"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/fact"
@@ -44,6 +45,22 @@ type Table struct {
 	// configured.
 	configuring map[string]*Claim
 	decided     []string // grants whose callers may be answered
+	// needs is how many sandboxes of a batch must start, by grant: of the batches of this term that have neither
+	// succeeded nor failed.
+	needs map[string]int
+	left  map[share]leftover // see leftBy
+}
+
+// share is what a team has of a pool.
+type share struct {
+	pool fact.PoolKey
+	team string
+}
+
+// leftover are the pods that claims have left, until then on the boot clock.
+type leftover struct {
+	pods  int
+	until time.Duration
 }
 
 // Ledger has the callers and the keys. It is made first, because the sandboxes ask it whether a key holds.
@@ -57,7 +74,7 @@ func New(current *step.Current, cfg Config, outbox *fact.Outbox, ledger *Ledger,
 	return &Table{
 		Current: current, Ledger: ledger, cfg: cfg, outbox: outbox, pods: pods, sandboxes: sandboxes, pools: pools, limits: teams.New(),
 		lines: map[fact.PoolKey]*lines.Line[request]{}, filling: map[fact.PoolKey]*Claim{}, taken: map[fact.PodKey]*Claim{},
-		configuring: map[string]*Claim{},
+		configuring: map[string]*Claim{}, needs: map[string]int{}, left: map[share]leftover{},
 	}
 }
 
@@ -77,17 +94,15 @@ func (t *Table) Waiting(key fact.PoolKey) int {
 	return 0
 }
 
-// Demand is what the claims that wait ask a pool for.
-func (t *Table) Demand(key fact.PoolKey) (d pools.Demand) {
-	line := t.lines[key]
-	if line == nil {
-		return d
+// Lacking is how many pods of a pool the claims that wait still need.
+func (t *Table) Lacking(key fact.PoolKey) (lacking int) {
+	if line := t.lines[key]; line != nil {
+		lacking = line.Pods()
 	}
-	d.Lacking, d.Dropped = line.Pods(), line.TakeDropped()
 	if filling := t.filling[key]; filling != nil {
-		d.Lacking -= len(filling.Request.pods)
+		lacking -= len(filling.Request.pods)
 	}
-	return d
+	return lacking
 }
 
 // DropLine forgets the line of a pool that is not known any more.
@@ -150,11 +165,12 @@ func (t *Table) TickPool(pool *pools.Pool) {
 		filling.Request.ends = true
 		t.Serve(pool)
 	}
-	for _, x := range t.Expire(line, t.Now.Boot) {
+	late, dropped := t.Expire(line, t.Now.Boot)
+	for _, x := range late {
 		t.Emit(t.refusal(pool, x.Token, step.PoolEmpty))
 	}
-	if filling != nil && !filling.Waits() && len(filling.Request.facts) == 0 { // it has expired
-		t.pods.Return(t.callOff(filling)...)
+	for _, cl := range dropped {
+		t.dropped(cl)
 	}
 }
 
@@ -165,6 +181,7 @@ func (t *Table) Tick(keep time.Duration) {
 	for _, id := range t.DropKeys(t.Now.Boot - keep) {
 		t.sandboxes.LetGo(t.sandboxes.Get(id))
 	}
+	maps.DeleteFunc(t.left, func(_ share, l leftover) bool { return l.until <= t.Now.Boot })
 }
 
 // Use is what a team has of its limits.

@@ -55,6 +55,6 @@ var Reasons = []struct{ Reason, When, Next string }{
 	{ReasonPoolDeleted, "its pool was deleted", "-"},
 	{ReasonObjectDeleted, "its `Sandbox` object was deleted", "-"},
 	{ReasonPodMoved, "its pod got another address", "look at the node and the network plugin"},
-	{ReasonAddressShared, "another pod was seen at its address", "look at the node and the network plugin"},
+	{ReasonAddressShared, "another pod was seen at its address. With a message: requests of an earlier sandbox could still reach its address when it was claimed, so the claim got another pod", "without a message: look at the node and the network plugin"},
 	{ReasonDuplicate, "the journal and its `Sandbox` object named different pods", "something other than Berth wrote to one of them: [recovery](../design/recovery.md)"},
 }

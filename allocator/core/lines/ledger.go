@@ -94,7 +94,7 @@ func (l *Ledger[R]) Add(line *Line[R], caller Caller, key Key, hash Hash, pods i
 	}
 	l.ask(cl, pods)
 	cl.enter()
-	l.Join(cl, caller)
+	l.AddCaller(cl, caller)
 	return cl
 }
 
@@ -108,8 +108,8 @@ func (l *Ledger[R]) ask(cl *Claim[R], pods int) {
 // Asked is how many pods the claims of a team ask for that are waiting or bound.
 func (l *Ledger[R]) Asked(team string) int { return l.asked[team] }
 
-// Join adds a caller to a claim.
-func (l *Ledger[R]) Join(cl *Claim[R], caller Caller) {
+// AddCaller adds a caller to a claim.
+func (l *Ledger[R]) AddCaller(cl *Claim[R], caller Caller) {
 	cl.callers = append(cl.callers, caller)
 	l.claims[caller.Token] = cl
 	if cl.Waits() {
@@ -127,7 +127,6 @@ func (l *Ledger[R]) Drop(cl *Claim[R]) []Caller {
 		cl.leave()
 	}
 	l.ask(cl, -cl.pods)
-	cl.line.dropped[cl.team] += cl.pods
 	for _, x := range cl.callers {
 		delete(l.claims, x.Token)
 	}
@@ -137,9 +136,9 @@ func (l *Ledger[R]) Drop(cl *Claim[R]) []Caller {
 	return cl.callers
 }
 
-// Expire removes the callers in a line that are late, and the claims that have no other callers. It
+// Expire removes and returns the callers in a line that are late, and the claims that have no other callers. It
 // looks at no other claim.
-func (l *Ledger[R]) Expire(line *Line[R], now time.Duration) (late []Caller) {
+func (l *Ledger[R]) Expire(line *Line[R], now time.Duration) (late []Caller, dropped []*Claim[R]) {
 	for _, token := range line.late.Due(now, line.callers) {
 		cl := l.claims[token]
 		if cl == nil { // removed with another caller of its claim
@@ -150,9 +149,10 @@ func (l *Ledger[R]) Expire(line *Line[R], now time.Duration) (late []Caller) {
 		late = append(late, over...)
 		if cl.Callers() == 0 {
 			l.Drop(cl)
+			dropped = append(dropped, cl)
 		}
 	}
-	return late
+	return late, dropped
 }
 
 // ExpireBound removes and returns the callers of a bound claim that are late. The claim stays without callers.

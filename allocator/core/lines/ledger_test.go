@@ -67,7 +67,7 @@ func TestKeyIsFreeAfterItsTime(t *testing.T) {
 	key := lines.Key{Team: "t", Key: "k"}
 	l.Add(line, lines.Caller{Token: 1, Until: lines.All}, key, lines.Hash{}, 1, "")
 	cl := l.Of(key).Claim
-	l.Join(cl, lines.Caller{Token: 2, Until: time.Second})
+	l.AddCaller(cl, lines.Caller{Token: 2, Until: time.Second})
 	cl.Bind()
 	l.Grant(cl, "x", 1)
 	require.Equal(t, "x", l.Of(key).Grant)
@@ -123,7 +123,7 @@ func (m *model) claim() {
 		m.ledger.Add(m.line, x, key, lines.Hash{}, rapid.IntRange(1, 3).Draw(m.T, "pods"), m.numbers)
 		m.callers[x.Token] = place{claim: m.numbers, until: x.Until}
 	case k.Claim != nil:
-		m.ledger.Join(k.Claim, x)
+		m.ledger.AddCaller(k.Claim, x)
 		m.callers[x.Token] = place{claim: k.Claim.Request, until: x.Until}
 	case m.granted[k.Grant] != key:
 		m.Fatalf("key %v stands for %s, of key %v", key, k.Grant, m.granted[k.Grant])
@@ -238,9 +238,22 @@ func (m *model) expire() {
 	for _, cl := range m.bound {
 		bound[cl.Request] = true
 	}
-	m.gone(m.ledger.Expire(m.line, m.now), func(p place) bool {
-		return p.claim != 0 && !bound[p.claim] && p.until <= m.now
-	})
+	over := map[int]bool{} // the claims that wait, later those without a caller
+	for _, p := range m.callers {
+		if p.claim != 0 && !bound[p.claim] {
+			over[p.claim] = true
+		}
+	}
+	late, dropped := m.ledger.Expire(m.line, m.now)
+	m.gone(late, func(p place) bool { return p.claim != 0 && !bound[p.claim] && p.until <= m.now })
+	for _, p := range m.callers {
+		delete(over, p.claim)
+	}
+	for _, cl := range dropped {
+		require.True(m, over[cl.Request], "claim %d was dropped once, and has no caller", cl.Request)
+		delete(over, cl.Request)
+	}
+	require.Empty(m, over, "the claims without a caller")
 }
 
 func (m *model) answer() {

@@ -15,7 +15,6 @@ type Line[R any] struct {
 	callers int
 	pods    int                     // that the claims ask for
 	late    *deadline.Queue[uint64] // tokens of the callers, by the ends of their waits
-	dropped map[string]int          // see TakeDropped
 }
 
 // queue has the waiting claims of a team, in the order of their arrival.
@@ -28,7 +27,7 @@ type queue[R any] struct {
 
 // NewLine returns an empty line.
 func NewLine[R any]() *Line[R] {
-	return &Line[R]{queues: map[string]*queue[R]{}, turns: list.New(), late: deadline.New[uint64](), dropped: map[string]int{}}
+	return &Line[R]{queues: map[string]*queue[R]{}, turns: list.New(), late: deadline.New[uint64]()}
 }
 
 // Callers is how many callers wait in a line, CallersOf how many of a team.
@@ -40,16 +39,6 @@ func (l *Line[R]) CallersOf(team string) int {
 		return q.callers
 	}
 	return 0
-}
-
-// TakeDropped returns, by team, how many pods the claims asked for that were dropped since the last call.
-func (l *Line[R]) TakeDropped() map[string]int {
-	if len(l.dropped) == 0 {
-		return nil
-	}
-	dropped := l.dropped
-	l.dropped = map[string]int{}
-	return dropped
 }
 
 // Pods is how many pods the claims in a line ask for.

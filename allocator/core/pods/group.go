@@ -69,12 +69,17 @@ func (g *Group) Settled() { g.touched = false }
 // Observe notes what a pool asks for now. Idle pods get the labels and annotations of the template.
 func (t *Table) Observe(spec step.Pool) *Group {
 	g := t.Group(spec.Key)
-	changed := g.Template != spec.Template
+	changed, otherPorts := g.Template != spec.Template, g.DefaultPort != spec.DefaultPort || !slices.Equal(g.Ports, spec.Ports)
 	syncs := changed || g.Metadata != spec.Metadata || g.Refused != spec.Refused
 	g.Pool, g.Known = spec, true
 	if changed {
 		for _, p := range g.Sorted(All...) {
 			t.recount(p)
+		}
+	}
+	if otherPorts {
+		for _, p := range g.Sorted(Bound, Claimed) {
+			t.Notify(Disturbed{p})
 		}
 	}
 	if syncs {

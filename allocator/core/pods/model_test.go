@@ -338,7 +338,7 @@ func (m *model) heed(used map[fact.PodKey]pods.Withheld) (got []string, disturbe
 			}
 		case pods.Failed:
 			note("Failed %s %v", n.Pod.Key().ID(), n.Early)
-		case pods.Started:
+		case pods.Warmed:
 			note("Started %s", n.Pod.Key().ID())
 		case pods.Unblocked:
 			note("Unblocked %s", n.Sandbox)

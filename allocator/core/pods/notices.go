@@ -1,10 +1,10 @@
 package pods
 
-// Notice is something that the caller acts on: a Disturbed, a Failed, a Started or an Unblocked.
+// Notice is something that the caller acts on: a Disturbed, a Failed, a Warmed or an Unblocked.
 type Notice interface{ notice() }
 
 type (
-	// Disturbed: a pod in use was observed, something about its address or node has changed, or it is gone.
+	// Disturbed: a pod in use was observed, something about its address, node or pool has changed, or it is gone.
 	Disturbed struct{ Pod *Pod }
 	// Failed: an idle pod is replaced. Early: it counts for the back-off of its pool, because it has ended before it
 	// was warm, or by itself within StableAfter of that.
@@ -13,13 +13,13 @@ type (
 		Reason, Why string
 		Early       bool
 	}
-	// Started: a pod became warm for the first time.
-	Started struct{ Pod *Pod }
+	// Warmed: a pod became warm for the first time.
+	Warmed struct{ Pod *Pod }
 	// Unblocked: the intent to delete every idle pod that the requests of a sandbox may have reached is durable.
 	Unblocked struct{ Sandbox string }
 )
 
 func (Disturbed) notice() {}
 func (Failed) notice()    {}
-func (Started) notice()   {}
+func (Warmed) notice()    {}
 func (Unblocked) notice() {}

@@ -51,7 +51,7 @@ func (t *Table) awaitProof(p *Pod) {
 		p.proof = proven
 		t.Emit(step.RecycleEnded{Outcome: step.Recycled})
 	}
-	if p.seen.Recycling && p.seen.Reason != "" && !p.seen.Deleting && !t.Recovering {
+	if p.seen.Recycling && p.seen.Reason != "" && !p.seen.Deleting && !t.recovering {
 		t.retireLife(p, "it could not be cleaned for the next sandbox")
 	}
 }

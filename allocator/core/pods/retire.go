@@ -62,8 +62,12 @@ func (t *Table) retired(key fact.PodKey) bool {
 	return d != nil && d.durable
 }
 
-// SettleGone drops the intents of an earlier term whose pods are gone.
-func (t *Table) SettleGone() {
+// Recover begins the recovery. Recovered ends it, when all pods that exist were seen.
+func (t *Table) Recover() { t.recovering = true }
+
+// Recovered drops the intents of an earlier term whose pods are gone.
+func (t *Table) Recovered() {
+	t.recovering = false
 	var gone []fact.PodKey
 	for key := range t.retirements {
 		if t.byKey[key] == nil {

@@ -14,8 +14,8 @@ import (
 type Table struct {
 	*step.Current
 	outbox *fact.Outbox
-	// Recovering: not everything was read yet, so no failure is counted and no pod gets new labels.
-	Recovering bool
+	// recovering: not everything was read yet, so no failure is counted and no pod gets new labels.
+	recovering bool
 	// earlier says whether routers of an earlier journal may serve routes.
 	earlier func() bool
 
@@ -103,7 +103,7 @@ func (t *Table) Seen(seen step.Pod, from Origin) (p *Pod, isNew bool) {
 func (t *Table) add(seen step.Pod, from Origin) *Pod {
 	p := &Pod{seen: seen, group: t.Group(from.Pool), askedAt: from.AskedAt, sandbox: from.Sandbox, addr: &taint.Pod[fact.PodKey]{Key: seen.Key}}
 	t.nodes.join(p, seen.Node)
-	p.away = t.Recovering && seen.Node != "" && !p.node.usable || p.strayed()
+	p.away = t.recovering && seen.Node != "" && !p.node.usable || p.strayed()
 	t.byKey[seen.Key], t.lives[seen.Key.Whole()] = p, seen.Key
 	switch {
 	case from.Released:
@@ -174,7 +174,7 @@ func (t *Table) enter(p *Pod, state State) {
 	}
 	if p.warmAt == 0 {
 		p.warmAt = t.Now.Boot
-		t.Notify(Started{p})
+		t.Notify(Warmed{p})
 	}
 	p.group.queue.Put(warm.Pod[fact.PodKey]{Key: p.seen.Key, Node: p.seen.Node, CreatedAt: p.seen.CreatedAt, Name: p.seen.Key.Name})
 }
@@ -202,7 +202,7 @@ func (t *Table) considerIdle(p *Pod) {
 	seen, tainted := &p.seen, p.addr.Tainted()
 	switch why := p.Withheld(); {
 	case why&(Ending|Contested) != 0:
-		if !t.Recovering && why&Ending != 0 {
+		if !t.recovering && why&Ending != 0 {
 			t.failed(p)
 		}
 		t.Retire(p)
@@ -266,7 +266,7 @@ func (t *Table) Release(p *Pod) {
 func (t *Table) sync(p *Pod) {
 	g, want := p.group, p.group.Metadata
 	switch {
-	case t.Recovering || !g.Known || g.Deleting || g.Refused != "" || p.Outdated() || !p.Idle():
+	case t.recovering || !g.Known || g.Deleting || g.Refused != "" || p.Outdated() || !p.Idle():
 		return
 	case p.seen.Metadata == want:
 		p.synced = nil

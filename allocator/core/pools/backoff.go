@@ -94,8 +94,8 @@ func (pool *Pool) endedEarly(now step.Instant, p *pods.Pod, reason, why string) 
 	b.trouble.Pod, b.trouble.Reason, b.trouble.Why = p.Key().Name, reason, why
 }
 
-// PodStarted acts on a pod that became warm for the first time.
-func (t *Table) PodStarted(p *pods.Pod) {
+// PodWarmed acts on a pod that became warm for the first time.
+func (t *Table) PodWarmed(p *pods.Pod) {
 	pool, now := t.Of(p.Group().Key), t.Now.Boot
 	if asked := p.AskedAt(); asked != 0 {
 		pool.started(now-asked, now)

@@ -8,26 +8,12 @@ import (
 
 // Counts are those that operators see, without what Status adds and without the claims that wait.
 func (pool *Pool) Counts() step.Counts {
-	n := step.Counts{Pending: len(pool.creating)}
-	for of, count := range pool.Classes() {
-		switch of.State {
-		case pods.Pending:
-			n.Pending += count
-		case pods.Warm:
-			n.Warm += count
-		case pods.Claiming, pods.Bound, pods.Claimed:
-			n.Claimed += count
-		case pods.Released, pods.Recycling, pods.Going:
-			n.Releasing += count
-		}
-		if of.Outdated && of.State <= pods.Warm {
-			n.Outdated += count
-		}
-		if of.Stranded {
-			n.Stranded += count
-		}
+	n := pool.warmCounts()
+	ready := n.Warm + n.OutdatedWarm
+	return step.Counts{
+		Pending: n.Creating + n.Pending, Warm: ready, Claimed: n.InUse, Releasing: n.Total - n.Pending - ready - n.InUse,
+		Outdated: n.OutdatedPending + n.OutdatedWarm, Stranded: n.Stranded,
 	}
-	return n
 }
 
 // warmCounts are the counts that the plan of a pool depends on.

@@ -30,5 +30,5 @@
 //
 // # What breaks them
 //
-// A pool with waiting claims whose demand the caller does not give to Settle.
+// A pool with waiting claims whose lack of pods the caller does not give to Settle.
 package pools

@@ -25,7 +25,7 @@ type model struct {
 	pods     *pods.Table
 	table    *pools.Table
 	spec     step.Pool
-	demand   pools.Demand
+	lacking  int
 	suffixes int
 	creating map[string]bool
 	failed   []string // names whose creation failed, and was not asked for again
@@ -43,15 +43,15 @@ func (m *model) settle() {
 		switch n := n.(type) {
 		case pods.Failed:
 			m.table.PodFailed(n)
-		case pods.Started:
-			m.table.PodStarted(n.Pod)
+		case pods.Warmed:
+			m.table.PodWarmed(n.Pod)
 		}
 	}
 	for range 2 { // the second time there is no news
-		m.table.Settle(pool, m.demand)
+		m.table.Settle(pool, m.lacking)
 		m.judge()
 	}
-	m.table.Settle(pool, m.demand)
+	m.table.Settle(pool, m.lacking)
 	require.Empty(m, m.step.Take(), "the effects of settling without news")
 	require.NoError(m, m.pods.Check())
 	if m.spec.MaxPods > 0 {
@@ -100,7 +100,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 			m.most = len(m.there) + len(m.creating)
 			m.table.Observe(m.spec)
 		}),
-		"demand": act(func() { m.demand.Lacking = rapid.IntRange(0, 4).Draw(m.T, "lacking") }),
+		"demand": act(func() { m.lacking = rapid.IntRange(0, 4).Draw(m.T, "lacking") }),
 		"made":   act(m.made), "made2": act(m.made),
 		"failed": act(func() {
 			name := m.name()
@@ -122,7 +122,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"time": act(func() {
 			m.step.Now.Boot += time.Duration(rapid.IntRange(1, 40).Draw(m.T, "passed")) * time.Second
 			m.table.Tick()
-			m.table.TickPool(m.table.Find(m.spec.Key), m.demand)
+			m.table.TickPool(m.table.Find(m.spec.Key), m.lacking)
 		}),
 	}
 }
@@ -155,7 +155,7 @@ func TestPoolKeepsItsBoundsAndNames(t *testing.T) {
 			creating: map[string]bool{}, there: map[fact.PodKey]string{}, spec: step.Pool{Key: fact.PoolKey{Namespace: "ns", Name: "a"}, Warm: 3},
 		}
 		m.pods = pods.New(m.step, m.outbox, func() bool { return false })
-		m.table = pools.New(m.step, m.pods, nil, func() string { m.suffixes++; return fmt.Sprint(m.suffixes) })
+		m.table = pools.New(m.step, m.pods, func() string { m.suffixes++; return fmt.Sprint(m.suffixes) })
 		m.pods.NodeSeen("n", true, false)
 		m.table.Observe(m.spec)
 		for range 2 {

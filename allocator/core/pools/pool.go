@@ -10,7 +10,6 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core/demand"
 	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/pods"
-	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 	"github.com/berth-sandbox/berth/allocator/core/step"
 	"github.com/berth-sandbox/berth/allocator/core/warm"
 )
@@ -42,7 +41,6 @@ const SurgeKept = time.Minute
 type Table struct {
 	*step.Current
 	pods      *pods.Table
-	sandboxes *sandboxes.Table
 	newSuffix func() string
 	// ticked is the boot clock at the last Tick. The demand goes by it, so that what a pool asks for changes with
 	// events only.
@@ -53,9 +51,9 @@ type Table struct {
 }
 
 // New returns an empty table. newSuffix returns the end of a pod's name.
-func New(current *step.Current, pods *pods.Table, sandboxes *sandboxes.Table, newSuffix func() string) *Table {
+func New(current *step.Current, pods *pods.Table, newSuffix func() string) *Table {
 	return &Table{
-		Current: current, pods: pods, sandboxes: sandboxes, newSuffix: newSuffix, ticked: current.Now.Boot, byKey: map[fact.PoolKey]*Pool{},
+		Current: current, pods: pods, newSuffix: newSuffix, ticked: current.Now.Boot, byKey: map[fact.PoolKey]*Pool{},
 		window: MinWindow, surge: FirstSurge,
 	}
 }
@@ -94,23 +92,6 @@ type Pool struct {
 
 	demand demand.Tracker
 	target demand.Target // of the last settling
-	// left is what claims of a team asked for that have ended without a sandbox a short while ago. The pods that
-	// were created for them count for the team: see LeftBy.
-	left map[string]leftover
-}
-
-// Demand is what the claims that wait ask a pool for.
-type Demand struct {
-	// Lacking is how many pods they still need.
-	Lacking int
-	// Dropped is how many pods the claims of each team asked for that have ended without a sandbox since the last Demand.
-	Dropped map[string]int
-}
-
-// leftover are so many pods, until then on the boot clock.
-type leftover struct {
-	pods  int
-	until time.Duration
 }
 
 // Of returns the pool of that name. It creates an entry for a pool whose object was not seen,
@@ -118,7 +99,7 @@ type leftover struct {
 func (t *Table) Of(key fact.PoolKey) *Pool {
 	if t.byKey[key] == nil {
 		t.byKey[key] = &Pool{
-			Group: t.pods.Group(key), creating: map[string]time.Duration{}, left: map[string]leftover{}, window: t.window, surge: t.surge,
+			Group: t.pods.Group(key), creating: map[string]time.Duration{}, window: t.window, surge: t.surge,
 		}
 	}
 	return t.byKey[key]
@@ -154,7 +135,6 @@ func (t *Table) Sorted() []*Pool {
 // Observe notes what a pool asks for now.
 func (t *Table) Observe(spec step.Pool) {
 	pool := t.Of(spec.Key)
-	otherPorts := pool.DefaultPort != spec.DefaultPort || !slices.Equal(pool.Ports, spec.Ports)
 	if !spec.Deleting {
 		pool.drained = false
 	}
@@ -162,26 +142,21 @@ func (t *Table) Observe(spec step.Pool) {
 		pool.backOff = backOff{}
 	}
 	t.pods.Observe(spec)
-	if otherPorts {
-		for _, p := range pool.Sorted(pods.Bound, pods.Claimed) {
-			t.sandboxes.PortsChanged(t.sandboxes.Of(p.Key()), p)
-		}
-	}
 }
 
-// Settle brings the number of warm pods of a pool to what it asks for.
-func (t *Table) Settle(pool *Pool, d Demand) {
+// Settle brings the number of warm pods of a pool to what it asks for. lacking is how many pods the claims that wait
+// still need. It reports, once, that nothing is left of a pool that is deleted.
+func (t *Table) Settle(pool *Pool, lacking int) (gone bool) {
 	switch {
 	case pool.Deleting:
-		t.drain(pool)
-		return
+		return t.drain(pool)
 	case !pool.Known: // its object was not seen yet, so nothing is decided about its pods
-		if pool.Total() == 0 {
+		if gone = pool.Total() == 0; gone {
 			t.drop(pool)
 		}
-		return
+		return gone
 	}
-	t.Aim(pool, d)
+	t.aim(pool, lacking)
 	if pool.starting() == 0 && t.ticked >= pool.surgeUntil {
 		pool.surge, pool.fastest = t.surge, 0
 	}
@@ -199,17 +174,18 @@ func (t *Table) Settle(pool *Pool, d Demand) {
 			t.Emit(step.CreatePod{Pool: pool.Key, Name: name})
 		}
 	}
+	return false
 }
 
 // Tick begins a tick. TickPool acts on what is due in a pool.
 func (t *Table) Tick() { t.ticked = t.Now.Boot }
 
 // TickPool acts on what is due in a pool.
-func (t *Table) TickPool(pool *Pool, d Demand) {
+func (t *Table) TickPool(pool *Pool, lacking int) {
 	pool.retry(t.Now.Boot)
 	t.replaceLate(pool)
 	if pool.Known {
-		t.Aim(pool, d)
+		t.aim(pool, lacking)
 	}
 }
 
@@ -241,15 +217,10 @@ func (pool *Pool) maybeLacked(now time.Time) int {
 	return max(0, min(recent, pool.Count(pods.Pending, pods.Warm)-pool.Warm))
 }
 
-// Aim finds how many warm pods the demand asks for.
-func (t *Table) Aim(pool *Pool, d Demand) {
-	now, spare := t.ticked, cmp.Or(pool.MaxSurge, FirstSurge)
-	for team, pods := range d.Dropped {
-		pool.left[team] = leftover{min(pool.left[team].pods+pods, spare), now + 2*demand.Spare}
-	}
-	maps.DeleteFunc(pool.left, func(_ string, l leftover) bool { return l.until <= now })
-	limits := demand.Limits{Min: pool.Warm, Max: pool.MaxWarm, Spare: spare}
-	target := pool.demand.Target(now, limits, min(d.Lacking, maxLacking))
+// aim finds how many warm pods the demand asks for.
+func (t *Table) aim(pool *Pool, lacking int) {
+	limits := demand.Limits{Min: pool.Warm, Max: pool.MaxWarm, Spare: pool.MaxSpare()}
+	target := pool.demand.Target(t.ticked, limits, min(lacking, maxLacking))
 	if target != pool.target {
 		pool.target = target
 		pool.Touch()
@@ -274,14 +245,13 @@ func (pool *Pool) started(took, now time.Duration) {
 	}
 }
 
-// LeftBy is how many of the idle pods beyond what the pool asks for were created for claims of a team that have ended.
-func (pool *Pool) LeftBy(team string) int {
-	left := pool.left[team].pods
-	if left == 0 {
-		return 0
-	}
+// MaxSpare bounds the pods that are kept for claims that have gone.
+func (pool *Pool) MaxSpare() int { return cmp.Or(pool.MaxSurge, FirstSurge) }
+
+// Surplus is how many idle pods there are, or are coming, beyond what the pool asks for.
+func (pool *Pool) Surplus() int {
 	n := pool.warmCounts()
-	return min(left, max(0, n.Creating+n.Recycling+n.Coming+n.Warm-pool.target.Warm-pool.target.Lacking))
+	return max(0, n.Creating+n.Recycling+n.Coming+n.Warm-pool.target.Warm-pool.target.Lacking)
 }
 
 // Keeps reports whether the pool keeps a pod that could be recycled.
@@ -343,27 +313,22 @@ func (pool *Pool) nextName(suffix func() string, now time.Duration) string {
 	return name
 }
 
-// drain ends the sandboxes, unless they are kept, and retires the idle pods of a pool that is deleted.
-func (t *Table) drain(pool *Pool) {
+// drain retires the idle pods of a pool that is deleted. It reports, once, that nothing is left of the pool.
+func (t *Table) drain(pool *Pool) (gone bool) {
 	for _, p := range pool.Sorted(pods.Pending, pods.Warm) {
 		t.pods.Retire(p)
 	}
-	if !pool.KeepSandboxes || !pool.Known { // without the object the garbage collector deletes the pods
-		for _, p := range pool.Sorted(pods.Bound, pods.Claimed) {
-			t.sandboxes.End(t.sandboxes.Of(p.Key()), sandboxes.Serving, fact.Because(fact.ReasonPoolDeleted))
-		}
-	}
 	pool.again, pool.backOff = nil, backOff{}
 	switch {
-	case pool.Total()+len(pool.creating) > 0:
+	case pool.Total()+len(pool.creating) > 0 || pool.Known && pool.drained:
+		return false
 	case !pool.Known:
 		t.drop(pool)
-		t.sandboxes.LetGoOf(pool.Key)
-	case !pool.drained:
+	default:
 		pool.drained = true
-		t.sandboxes.LetGoOf(pool.Key)
 		t.Emit(step.PoolDrained{Key: pool.Key})
 	}
+	return true
 }
 
 // Made notes that a pod of that name exists.

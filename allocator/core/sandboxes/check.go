@@ -12,13 +12,13 @@ import (
 // Check returns the first contradiction between the tables. It is for tests.
 func (t *Table) Check() error {
 	holds := map[fact.PodKey]string{}
-	live, withdrawn, ended, deadlines := 0, 0, 0, 0
+	live, rejected, ended, deadlines := 0, 0, 0, 0
 	for id, sb := range t.byID {
 		if sb.ID != id || sb.bound {
 			return fmt.Errorf("sandboxes: %s is kept as %s, bound: %v", sb.ID, id, sb.bound)
 		}
-		if _, listed := slices.BinarySearchFunc(t.live.Of(Everything()), sb.Mark(), byClaim); !listed && sb.Phase == fact.Releasing && sb.how == Withdrawn {
-			withdrawn++
+		if _, listed := slices.BinarySearchFunc(t.live.Of(Everything()), sb.Mark(), byClaim); !listed && sb.Phase == fact.Releasing && sb.how == Rejected {
+			rejected++
 		} else if sb.Phase < fact.Released {
 			live++
 		}
@@ -36,7 +36,7 @@ func (t *Table) Check() error {
 		}
 	}
 	all, gone := len(t.live.Of(Everything())), len(t.gone.Of(Everything()))
-	if live != all || len(t.byID)-live-withdrawn != gone || ended != t.ended.Len() || deadlines != t.deadlines.Len() {
+	if live != all || len(t.byID)-live-rejected != gone || ended != t.ended.Len() || deadlines != t.deadlines.Len() {
 		return fmt.Errorf("sandboxes: %d live, %d ended and %d deadlines, kept are %d, %d and %d", live, ended, deadlines, all, t.ended.Len(), t.deadlines.Len())
 	}
 	return errors.Join(t.Notices.Check(), t.deadlines.Check(), t.checkLists(t.live, false), t.checkLists(t.gone, true))

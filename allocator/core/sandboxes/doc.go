@@ -10,7 +10,7 @@
 //	released   no new request may be admitted; its fence is under way, or its pod still exists
 //	ended      its pod is gone, and no router can send a request to its address
 //
-//	        Decided          hook              End        durable            TryEnd           Forget
+//	        Grant            hook              End        durable            TryEnd           Forget
 //	bound --------> starting -----> running -------> ending --------> released -------> ended -------> gone
 //	     \--------------------------^  \ a pool without hook
 //
@@ -24,7 +24,7 @@
 //	Serving    routers keep its route; requests reach it
 //	Idle       a verdict has found it idle; no router gets its route any more, and requests wait for the release
 //	Lost       its pod cannot serve it any more; no router gets its route any more
-//	Withdrawn  as Lost, and its claim does not get it: the key of the claim does not stand for it
+//	Rejected   as Lost, and its claim does not get it: the key of the claim does not stand for it
 //
 // A later call of End can only take the route away. What the caller of its claim hears follows from its phase, its reason
 // and whether it ran, and for a batch from how many are left: answer and answerBatch of package claims.

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
 	"github.com/berth-sandbox/berth/allocator/core/step"
 	"github.com/berth-sandbox/berth/api/activity"
 )
@@ -52,6 +53,15 @@ func (t *Table) ExpireEnds() {
 			t.End(sb, Serving, fact.Because(reason))
 		} else {
 			t.schedule(sb)
+		}
+	}
+}
+
+// EndOf ends the sandboxes of a pool that is deleted, unless they are kept.
+func (t *Table) EndOf(g *pods.Group) {
+	if g.Deleting && !(g.KeepSandboxes && g.Known) { // without the object the garbage collector deletes the pods
+		for _, p := range g.Sorted(pods.Bound, pods.Claimed) {
+			t.End(t.byPod[p.Key()], Serving, fact.Because(fact.ReasonPoolDeleted))
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 func (t *Table) Bind(f *fact.SandboxFact) *Sandbox {
 	sb := &Sandbox{Sandbox: f.Sandbox, bound: true}
 	if g := t.pods.Find(sb.Pool); g != nil {
-		sb.TakePorts(g) // they may have changed while the claim was written
+		sb.takePorts(g) // they may have changed while the claim was written
 	}
 	t.byPod[sb.Pod] = sb
 	t.addRoutes(sb)
@@ -26,25 +26,34 @@ func (t *Table) Bind(f *fact.SandboxFact) *Sandbox {
 	return sb
 }
 
-// Decided notes that the claim of a bound sandbox is decided: it is granted, unless Withdraw follows. Its ends count from
-// boundAt, so that a step of the wall clock since then does not move them.
-func (t *Table) Decided(sb *Sandbox, boundAt step.Instant) {
+// Grant gives a bound sandbox to its claim. Its ends count from boundAt, so that a step of the wall clock since then
+// does not move them.
+func (t *Table) Grant(sb *Sandbox, boundAt step.Instant) {
+	t.decide(sb, boundAt)
+	t.add(sb)
+	t.schedule(sb)
+}
+
+// Reject ends a bound sandbox that its claim does not get. It does not count for the team: the claim does, or others
+// of it.
+func (t *Table) Reject(sb *Sandbox, boundAt step.Instant, cause fact.Cause) {
+	t.decide(sb, boundAt)
+	t.byID[sb.ID], sb.Batch = sb, ""
+	t.End(sb, Rejected, cause)
+}
+
+// decide notes that the claim of a bound sandbox is decided. Until now no caller could know its ID.
+func (t *Table) decide(sb *Sandbox, boundAt step.Instant) {
 	sb.bound = false
 	if p := t.pods.Get(sb.Pod); p != nil {
 		t.pods.Grant(p)
 	}
-	t.add(sb) // until now no caller could know its ID
-	t.Emit(step.SandboxCreated{Sandbox: sb.Sandbox})
 	sb.setTimes(boundAt)
-	t.schedule(sb)
+	t.Emit(step.SandboxCreated{Sandbox: sb.Sandbox})
 }
 
-// Withdraw ends a sandbox that its claim does not get. It does not count for the team: the claim does, or others of it.
-func (t *Table) Withdraw(sb *Sandbox, cause fact.Cause) {
-	sb.Batch = ""
-	t.live.remove(sb)
-	t.End(sb, Withdrawn, cause)
-}
+// Doom has a bound sandbox end for this cause when its claim is decided. Only the first cause counts.
+func (t *Table) Doom(sb *Sandbox, cause fact.Cause) { sb.doomed = cmp.Or(sb.doomed, &cause) }
 
 // Run notes that a granted sandbox runs: its pool has no hook, or that has succeeded.
 func (t *Table) Run(sb *Sandbox) {
@@ -84,17 +93,17 @@ func (t *Table) HookDone(id string, ok bool, why string) {
 }
 
 // End ends a sandbox, in this way and for this cause. Only the first cause counts; a later call can only take the route
-// away. One that is bound ends when its claim is decided.
+// away. One that is bound ends when its claim is decided: see Doom.
 func (t *Table) End(sb *Sandbox, how How, cause fact.Cause) {
 	switch {
 	case sb.bound:
-		sb.doomed = cmp.Or(sb.doomed, &cause)
+		t.Doom(sb, cause)
 		return
 	case sb.Over():
 		return
 	}
 	sb.how = max(sb.how, how)
-	if how == Withdrawn {
+	if how == Rejected {
 		sb.IdempotencyKey = ""
 	}
 	if !sb.Lives() {
@@ -139,6 +148,9 @@ func (t *Table) TryEnd(id string) {
 
 // PodChanged acts on a change of the pod of a sandbox.
 func (t *Table) PodChanged(sb *Sandbox, p *pods.Pod) {
+	if !sb.Over() && sb.takePorts(p.Group()) {
+		t.Notify(Routed{sb})
+	}
 	switch cause, lost := sb.Unfit(p); {
 	case lost && sb.Phase == fact.Released:
 		t.TryEnd(sb.ID)
@@ -184,7 +196,7 @@ func (sb *Sandbox) Unfit(p *pods.Pod) (cause fact.Cause, lost bool) {
 // Found ties a pod that was found again to its sandbox.
 func (t *Table) Found(sb *Sandbox, p *pods.Pod) {
 	sb.Workload = cmp.Or(sb.Workload, p.Seen().Workload)
-	sb.TakePorts(p.Group())
+	sb.takePorts(p.Group())
 	if !sb.Over() {
 		return
 	}
@@ -201,17 +213,13 @@ func (t *Table) Found(sb *Sandbox, p *pods.Pod) {
 // addRoutes notes that routers may receive routes of a sandbox from now on.
 func (t *Table) addRoutes(sb *Sandbox) { t.pods.AddRoutes(sb.ID, sb.Pod, sb.addresses()) }
 
-// TakePorts gives a sandbox the ports that the pool of its pod has now.
-func (sb *Sandbox) TakePorts(g *pods.Group) {
-	if g.Known {
-		sb.DefaultPort, sb.Ports = g.DefaultPort, g.Ports
+// takePorts gives a sandbox the ports that the pool of its pod has now. It reports whether they are others.
+func (sb *Sandbox) takePorts(g *pods.Group) bool {
+	if !g.Known || sb.DefaultPort == g.DefaultPort && slices.Equal(sb.Ports, g.Ports) {
+		return false
 	}
-}
-
-// PortsChanged gives a sandbox the ports that the pool of its pod has now. Routers get the route again.
-func (t *Table) PortsChanged(sb *Sandbox, p *pods.Pod) {
-	sb.TakePorts(p.Group())
-	t.Notify(Routed{sb})
+	sb.DefaultPort, sb.Ports = g.DefaultPort, g.Ports
+	return true
 }
 
 // Fits reports whether the pod of a released sandbox could serve another one, as far as this one is concerned: it has

@@ -236,7 +236,7 @@ func (m *model) seconds() time.Duration {
 	return time.Duration(rapid.IntRange(1, 20).Draw(m.T, "seconds")) * time.Second
 }
 
-// decide grants the claim of a bound sandbox, or withdraws the sandbox.
+// decide grants the claim of a bound sandbox, or rejects the sandbox.
 func (m *model) decide() {
 	s := m.some(bound)
 	cause, _ := s.Unfit(m.pods.Get(s.Pod))
@@ -247,18 +247,17 @@ func (m *model) decide() {
 		cause = fact.Because(fact.ReasonBatchIncomplete)
 	}
 	m.expect("created %s", s.id)
-	m.table.Decided(s.Sandbox, s.boundAt)
 	if s.phase = starting; s.Phase == fact.Running {
 		s.phase = running
 	}
 	s.cause = nil
-	switch {
-	case cause != (fact.Cause{}):
+	if cause != (fact.Cause{}) {
 		s.key, s.holds = "", false
-		m.end(s, sandboxes.Withdrawn, cause)
-		m.table.Withdraw(s.Sandbox, cause)
+		m.end(s, sandboxes.Rejected, cause)
+		m.table.Reject(s.Sandbox, s.boundAt, cause)
 		return
-	case s.phase == running:
+	}
+	if m.table.Grant(s.Sandbox, s.boundAt); s.phase == running {
 		m.expect("started %s", s.id)
 		m.table.Run(s.Sandbox)
 	}

@@ -73,7 +73,6 @@ func (t *Table) Recover(sb *Sandbox, unseen time.Duration) error {
 	if sb.Phase != fact.Ended {
 		t.addRoutes(sb)
 	}
-	t.Join(sb)
 	switch sb.Phase {
 	case fact.Released, fact.Ended:
 		sb.releasedAt = t.Now.Boot - t.Now.Wall.Sub(sb.ReleasedAt)

@@ -19,7 +19,7 @@ type How int
 const (
 	Serving How = iota + 1
 	Lost
-	Withdrawn
+	Rejected
 	Idle
 )
 
@@ -93,7 +93,7 @@ func (sb *Sandbox) Routable() bool {
 }
 
 // IsLost reports whether its pod cannot serve it any more.
-func (sb *Sandbox) IsLost() bool { return sb.how == Lost || sb.how == Withdrawn }
+func (sb *Sandbox) IsLost() bool { return sb.how == Lost || sb.how == Rejected }
 
 // FoundIdle reports whether a verdict has found it idle.
 func (sb *Sandbox) FoundIdle() bool { return sb.how == Idle }
@@ -226,12 +226,4 @@ func (l Lists) remove(sb *Sandbox) {
 			l[sel] = slices.Delete(l[sel], at, at+1)
 		}
 	}
-}
-
-// Batch has the sandboxes that one claim got together.
-type Batch struct {
-	Members []*Sandbox
-	// AtLeast is how many must start for the claim to succeed. 0: it has succeeded or failed, or is
-	// of an earlier term.
-	AtLeast int
 }

@@ -30,7 +30,7 @@ type Table struct {
 	live    Lists                    // those that are not released
 	gone    Lists                    // those that are
 	ended   *list.List               // of *Sandbox, in the order in which they ended
-	batches map[string]*Batch        // those with a sandbox on record, by ID
+	batches map[string][]*Sandbox    // that one claim got together, by the ID of the batch
 	// deadlines has the sandboxes that may have an end.
 	deadlines *deadline.Queue[string]
 	step.Notices[Notice]
@@ -41,7 +41,7 @@ func New(current *step.Current, outbox *fact.Outbox, pods *pods.Table, fences *f
 	return &Table{
 		Current: current, outbox: outbox, pods: pods, fences: fences, idle: idle, keyHolds: keyHolds,
 		byID: map[string]*Sandbox{}, byPod: map[fact.PodKey]*Sandbox{}, live: Lists{}, gone: Lists{}, ended: list.New(),
-		batches: map[string]*Batch{}, deadlines: deadline.New[string](),
+		batches: map[string][]*Sandbox{}, deadlines: deadline.New[string](),
 	}
 }
 
@@ -71,13 +71,13 @@ func (t *Table) Gone() Lists { return t.gone }
 // All has the sandboxes on record, in no order.
 func (t *Table) All() func(func(*Sandbox) bool) { return maps.Values(t.byID) }
 
-// Batch returns the batch of a grant; nil: it was for one sandbox.
-func (t *Table) Batch(grant string) *Batch { return t.batches[grant] }
+// Batch returns the sandboxes of a grant that is a batch; nil: it was for one sandbox.
+func (t *Table) Batch(grant string) []*Sandbox { return t.batches[grant] }
 
 // Granted returns the sandboxes of a grant.
 func (t *Table) Granted(grant string) []*Sandbox {
-	if b := t.batches[grant]; b != nil {
-		return b.Members
+	if batch := t.batches[grant]; batch != nil {
+		return batch
 	}
 	return []*Sandbox{t.byID[grant]}
 }
@@ -110,24 +110,14 @@ func (t *Table) ByEnd() []*Sandbox {
 // add enters a sandbox.
 func (t *Table) add(sb *Sandbox) {
 	t.byID[sb.ID], t.byPod[sb.Pod] = sb, sb
+	if sb.Batch != "" {
+		t.batches[sb.Batch] = append(t.batches[sb.Batch], sb)
+	}
 	if sb.Phase < fact.Released {
 		t.live.add(sb)
 	} else {
 		t.gone.add(sb)
 	}
-}
-
-// Join enters a sandbox into its batch, if it has one.
-func (t *Table) Join(sb *Sandbox) {
-	if sb.Batch == "" {
-		return
-	}
-	b := t.batches[sb.Batch]
-	if b == nil {
-		b = &Batch{}
-		t.batches[sb.Batch] = b
-	}
-	b.Members = append(b.Members, sb)
 }
 
 // schedule has ExpireEnds look at a sandbox when its earliest end has come.
@@ -158,10 +148,9 @@ func (t *Table) Forget(most int, before time.Duration) {
 		t.gone.remove(sb)
 		delete(t.byID, sb.ID)
 		delete(t.byPod, sb.Pod)
-		if b := t.batches[sb.Batch]; b != nil {
-			if b.Members = slices.DeleteFunc(b.Members, func(x *Sandbox) bool { return x == sb }); len(b.Members) == 0 {
-				delete(t.batches, sb.Batch)
-			}
+		batch := slices.DeleteFunc(t.batches[sb.Batch], func(x *Sandbox) bool { return x == sb })
+		if t.batches[sb.Batch] = batch; len(batch) == 0 {
+			delete(t.batches, sb.Batch)
 		}
 		t.fences.Forget(sb.ID)
 		t.Emit(step.DeleteObject{Pool: sb.Pool, ID: sb.ID, Revision: sb.Revision})
