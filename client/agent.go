@@ -17,6 +17,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/berth-sandbox/berth/agent/agentpb/filesystem"
 	"github.com/berth-sandbox/berth/agent/agentpb/process"
 	"github.com/berth-sandbox/berth/api/openapi"
 )
@@ -60,10 +61,11 @@ type AgentOptions struct {
 // the gateway. What runs in the sandbox may have replaced the agent, so its answers are bounded and not
 // trusted. All methods may be called concurrently.
 type Agent struct {
-	processes processpb.ProcessClient
-	files     *url.URL
-	o         AgentOptions
-	token     string
+	processes   processpb.ProcessClient
+	directories filesystempb.FilesystemClient
+	files       *url.URL
+	o           AgentOptions
+	token       string
 }
 
 // NewAgent returns the agent of a sandbox that Claim, Get or Connect has answered. It makes no call.
@@ -90,8 +92,11 @@ func NewAgent(s *openapi.Sandbox, o AgentOptions) (*Agent, error) {
 	own.Transport = &withToken{own.Transport, a}
 	own.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	a.o.HTTP = &own
-	a.processes = processpb.NewProcessClient(a.o.HTTP, strings.TrimSuffix(base, "/"),
-		connect.WithReadMaxBytes(maxAgentMessage), connect.WithAcceptCompression("gzip", nil, nil))
+	options := []connect.ClientOption{
+		connect.WithReadMaxBytes(maxAgentMessage), connect.WithAcceptCompression("gzip", nil, nil),
+	}
+	a.processes = processpb.NewProcessClient(a.o.HTTP, strings.TrimSuffix(base, "/"), options...)
+	a.directories = filesystempb.NewFilesystemClient(a.o.HTTP, strings.TrimSuffix(base, "/"), options...)
 	return a, nil
 }
 
@@ -321,6 +326,14 @@ func (k *kept) Write(b []byte) (int, error) {
 // Run runs a command to its end and keeps its output in memory. An exit code is no error. When ctx ends, or
 // Stdout or Stderr have more than 64 MiB, the command is killed. Run then returns within 10 seconds.
 func (a *Agent) Run(ctx context.Context, args ...string) (*Output, error) {
+	var stdout, stderr kept
+	code, err := a.RunCommand(ctx, Command{Args: args, Stdout: &stdout, Stderr: &stderr})
+	return &Output{stdout.Bytes(), stderr.Bytes(), code}, err
+}
+
+// RunCommand runs a command to its end and returns its exit code, which is no error. When ctx ends, or a write to
+// Stdout or Stderr fails, the command is killed. RunCommand then returns within 10 seconds.
+func (a *Agent) RunCommand(ctx context.Context, c Command) (exitCode int, err error) {
 	// A command that was asked for may run already when ctx ends, so the answer that names it is awaited.
 	attached, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
@@ -331,10 +344,9 @@ func (a *Agent) Run(ctx context.Context, args ...string) (*Output, error) {
 		case <-attached.Done():
 		}
 	})()
-	var stdout, stderr kept
-	p, err := a.Start(attached, Command{Args: args, Stdout: &stdout, Stderr: &stderr})
+	p, err := a.Start(attached, c)
 	if err != nil {
-		return nil, cmp.Or(context.Cause(ctx), err)
+		return 0, cmp.Or(context.Cause(ctx), err)
 	}
 	kill := func() error {
 		call, cancel := context.WithTimeout(attached, killWait)
@@ -349,7 +361,7 @@ func (a *Agent) Run(ctx context.Context, args ...string) (*Output, error) {
 	case err != nil:
 		err = errors.Join(err, kill())
 	}
-	return &Output{stdout.Bytes(), stderr.Bytes(), code}, err
+	return code, err
 }
 
 // Open opens a file of the sandbox for reading. The caller closes it. The path is absolute, or relative to the
@@ -380,6 +392,37 @@ func (a *Agent) WriteFile(ctx context.Context, path string, contents io.Reader) 
 		return err
 	}
 	return answer.Close()
+}
+
+// Entry is a file or directory of a sandbox.
+type Entry struct {
+	Path string `json:"path"`
+	// Type is file, directory or other. It is that of the target, if the entry is a symbolic link.
+	Type string `json:"type"`
+	// Size in bytes.
+	Size int64 `json:"size"`
+	// Symlink is the target of a symbolic link, else "".
+	Symlink string `json:"symlink,omitempty"`
+}
+
+// List lists a directory of the sandbox, and the directories below it to a depth of 1 or more. An answer of more
+// than 4 MiB, which are some ten thousand entries, is an error.
+func (a *Agent) List(ctx context.Context, path string, depth int) ([]Entry, error) {
+	request := connect.NewRequest(&filesystempb.ListDirRequest{
+		Path: path, Depth: uint32(max(depth, 0)), //nolint:gosec // not negative
+	})
+	answer, err := a.directories.ListDir(ctx, request)
+	if err != nil {
+		return nil, problem(path, err)
+	}
+	types := map[filesystempb.FileType]string{
+		filesystempb.FileType_FILE_TYPE_FILE: "file", filesystempb.FileType_FILE_TYPE_DIRECTORY: "directory",
+	}
+	entries := []Entry{}
+	for _, e := range answer.Msg.GetEntries() {
+		entries = append(entries, Entry{e.GetPath(), cmp.Or(types[e.GetType()], "other"), e.GetSize(), e.GetSymlinkTarget()})
+	}
+	return entries, nil
 }
 
 func (a *Agent) file(ctx context.Context, method, path string, body io.Reader) (io.ReadCloser, error) {

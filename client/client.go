@@ -331,6 +331,15 @@ func (c *Client) Link(ctx context.Context, id string, link openapi.NewLink) (*op
 	return call[openapi.Link](ctx, repeatable, func() (*http.Response, error) { return c.api.MakeLink(ctx, id, link) })
 }
 
+// Team returns the team of the key, "" for none.
+func (c *Client) Team(ctx context.Context) (string, error) {
+	teams, err := call[[]openapi.Team](ctx, repeatable, func() (*http.Response, error) { return c.api.ListTeams(ctx) })
+	if err != nil || len(*teams) == 0 {
+		return "", err
+	}
+	return (*teams)[0].TeamID, nil
+}
+
 // URL returns the address of a port of a sandbox. 0 is its default port. Client.Sandboxes reaches it.
 func URL(s *openapi.Sandbox, port int) (string, error) {
 	u, err := url.Parse(s.URL)

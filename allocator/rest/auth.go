@@ -10,6 +10,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/internal/localhost"
 )
 
@@ -74,7 +75,7 @@ func (a *api) authenticated(mux *http.ServeMux) http.Handler {
 
 // callerOf returns the caller whose key a request presents.
 func (a *api) callerOf(r *http.Request) (access.Caller, *apierror.Error) {
-	key := presentedKey(r)
+	key := sandboxaccess.PresentedKey(r.Header)
 	if key == "" {
 		return access.Caller{}, apierror.New(apierror.Unauthorized,
 			"a key is required, in the header X-API-Key or as Authorization: Bearer <key>")
@@ -136,19 +137,6 @@ func whyEnded(ctx context.Context, err error) error {
 		return refusal
 	}
 	return err
-}
-
-// presentedKey returns the key of a request: X-API-Key, as the E2B SDKs send it, or a bearer token
-// (RFC 6750).
-func presentedKey(r *http.Request) string {
-	if key := r.Header.Get("X-API-Key"); key != "" {
-		return key
-	}
-	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	if !strings.EqualFold(scheme, "Bearer") {
-		return ""
-	}
-	return strings.TrimSpace(token)
 }
 
 // permitted lets calls of an operation through whose caller has the role.

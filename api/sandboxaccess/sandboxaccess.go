@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"os"
 	"strconv"
@@ -183,4 +184,16 @@ func CheckPath(path string) error {
 		return errors.New(`must be printable ASCII without spaces and backslashes; percent-encode other characters`)
 	}
 	return nil
+}
+
+// PresentedKey returns the API key of a request: X-API-Key, as E2B's SDKs send it, or a bearer token (RFC 6750).
+func PresentedKey(h http.Header) string {
+	if key := h.Get(KeyHeader); key != "" {
+		return key
+	}
+	scheme, token, _ := strings.Cut(h.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return strings.TrimSpace(token)
 }
