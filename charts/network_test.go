@@ -114,7 +114,9 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 		t.Run(values.file, func(t *testing.T) {
 			all := render(t, values.file)
 			n := network{t: t, policies: objectsOf[*networkingv1.NetworkPolicy](all)}
-			require.Len(t, n.policies, 3)
+			mcp := end{namespace, map[string]string{"app.kubernetes.io/name": "berth", "app.kubernetes.io/instance": "berth", "app.kubernetes.io/component": "mcp"}, netip.MustParseAddr(values.podIP)}
+			served := values.file == "ipv6"
+			require.Equal(t, served, len(n.policies) == 4)
 			ip := netip.MustParseAddr(values.podIP)
 			gateway := end{namespace, findWorkload(t, all, "berth-gateway").pod.Labels, ip}
 			allocator := end{namespace, findWorkload(t, all, "berth-allocator").pod.Labels, ip}
@@ -139,6 +141,12 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 				{"pod in the same namespace to sandbox", neighbour, sandbox, 8080, false},
 				{"pod elsewhere with the gateway's labels to sandbox", stranger, sandbox, 8080, false},
 				{"internet to sandbox", outside("198.51.100.1"), sandbox, 8080, false},
+
+				{"gateway to MCP", gateway, mcp, 8090, true},
+				{"sandbox to MCP", sandbox, mcp, 8090, false},
+				{"pod elsewhere to MCP", stranger, mcp, 8090, !served},
+				{"MCP to gateway", mcp, gateway, 8080, open},
+				{"MCP to sandbox", mcp, sandbox, 49983, false},
 
 				{"sandbox to DNS", sandbox, dns, 53, true},
 				{"sandbox to another port of DNS", sandbox, dns, 9153, false},

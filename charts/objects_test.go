@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -113,8 +114,10 @@ func TestSelectorsSelectTheirOwnPodsAndStayTheSame(t *testing.T) {
 				require.Equal(t, w.selector.MatchLabels, spread.LabelSelector.MatchLabels, w.name)
 			}
 			require.NotEmpty(t, w.pod.Spec.TopologySpreadConstraints, w.name)
+			require.True(t, slices.ContainsFunc(objectsOf[*policyv1.PodDisruptionBudget](all), func(b *policyv1.PodDisruptionBudget) bool {
+				return b.Name == w.name
+			}), w.name)
 		}
-		require.Len(t, objectsOf[*policyv1.PodDisruptionBudget](all), 2)
 		for _, b := range objectsOf[*policyv1.PodDisruptionBudget](all) {
 			require.Equal(t, []string{b.Name}, selects(b.Spec.Selector.MatchLabels))
 		}
@@ -241,6 +244,49 @@ func TestDomainIsThatOfThePublicURL(t *testing.T) {
 	for values, want := range map[string]string{"minimal": "sandbox.example.com", "full": "sandbox.example.com", "kind": "sandbox.example.test"} {
 		require.Equal(t, want, flagsOf(findWorkload(t, render(t, values), "berth-gateway").container(t, "router"))["domain"], values)
 	}
+}
+
+// The gateway sends what is for MCP to its Service, and MCP reaches sandboxes through the gateway's.
+func TestServerOfMCPAndGatewayFindEachOther(t *testing.T) {
+	for name, c := range map[string]struct {
+		args  []string
+		plain bool
+	}{
+		"TLS in front of the gateway": {nil, true},
+		"TLS at the gateway":          {[]string{"--set", "gateway.tlsSecret=wildcard"}, false},
+		"no TLS":                      {[]string{"--set", "publicURL=http://sandbox.example.com"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all := render(t, "ipv6", c.args...)
+			mcp := findWorkload(t, all, "berth-mcp")
+			container := mcp.container(t, "mcp")
+			flags := flagsOf(container)
+			service := findService(t, all, "berth-mcp")
+			require.Equal(t, []string{"berth-mcp." + namespace + ".svc:8090"},
+				[]string{flagsOf(findWorkload(t, all, "berth-gateway").container(t, "config"))["mcp"]})
+			require.EqualValues(t, 8090, service.Spec.Ports[0].Port)
+			require.Equal(t, container.Ports[0].Name, service.Spec.Ports[0].TargetPort.StrVal)
+			require.Equal(t, "[::]:8090", flags["http"])
+			require.EqualValues(t, 8090, container.Ports[0].ContainerPort)
+			require.Equal(t, "http://berth-allocator-api."+namespace+".svc:80", flags["api-url"])
+			require.Equal(t, "berth-gateway."+namespace+".svc:80", flags["gateway"])
+			require.Equal(t, c.plain, slices.Contains(container.Args, "--plain-gateway"))
+			if len(mcp.pod.Spec.Volumes) > 0 {
+				require.Equal(t, []corev1.KeyToPath{{Key: "tls.crt", Path: "tls.crt"}}, mcp.pod.Spec.Volumes[0].Secret.Items, "the key stays at the gateway")
+				require.Equal(t, container.VolumeMounts[0].MountPath+"/tls.crt", flags["ca-file"])
+			}
+			require.Equal(t, name == "TLS at the gateway", flags["ca-file"] != "")
+		})
+	}
+}
+
+func TestGatewayWithFewClientsLetsTheServerOfMCPConnect(t *testing.T) {
+	all := render(t, "ipv6", "--set-json", `networkPolicy.gateway.from=[{"ipBlock":{"cidr":"192.0.2.0/24"}}]`)
+	n := network{t: t, policies: objectsOf[*networkingv1.NetworkPolicy](all)}
+	mcp := end{namespace: namespace, labels: findWorkload(t, all, "berth-mcp").pod.Labels}
+	gateway := end{namespace: namespace, labels: findWorkload(t, all, "berth-gateway").pod.Labels}
+	require.True(t, n.allows(mcp, gateway, corev1.ProtocolTCP, 8080))
+	require.False(t, n.allows(end{namespace: namespace}, gateway, corev1.ProtocolTCP, 8080))
 }
 
 // Every Secret that a pod mounts is one that the chart makes, that its Job or

@@ -58,6 +58,9 @@ func TestBadValuesAreRefusedWithTheirNames(t *testing.T) {
 		"keys beside the sandboxes":     {append(good, "--namespace", "sandboxes"), []string{"sandboxes.namespace: sandboxes is the release's namespace", "--namespace berth-system"}},
 		"resources without limits":      {append(good, "--set", "envoy.resources.limits=null"), []string{"resources", "limits"}},
 		"exception that is no CIDR":     {append(good, "--set", "networkPolicy.sandboxes.extraExcept={example.com}"), []string{"extraExcept", "pattern"}},
+		"MCP without the API":           {append(good, "--set", "mcp.enabled=true", "--set", "gateway.api=false"), []string{"mcp.enabled: it is served at api.<domain>/mcp", "gateway.api=true"}},
+		"MCP beside an API with TLS":    {append(good, "--set", "mcp.enabled=true", "--set", "api.tlsSecret=x"), []string{"mcp.enabled: the gateway would send it API keys in plain HTTP"}},
+		"MCP and the PROXY protocol":    {append(good, "--set", "mcp.enabled=true", "--set", "gateway.proxyProtocol=true"), []string{"mcp.enabled", "gateway.proxyProtocol"}},
 		"release name that is too long": {append(good, "--name-template", strings.Repeat("x", 41)), []string{"release name", "at most 40"}},
 		"release name with a dot":       {append(good, "--name-template", "berth.eu"), []string{"release name", "dots"}},
 	} {

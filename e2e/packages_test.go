@@ -20,12 +20,15 @@ const (
 	viteVersion       = "8.3.8" // as in examples/vite/package.json
 )
 
-var schemathesis = devcluster.PyPI("schemathesis", "4.32.5")
+var (
+	schemathesis = devcluster.PyPI("schemathesis", "4.32.5")
+	pythonMCP    = devcluster.PyPI("mcp", "2.3.0")
+)
 
 // installPackages installs all packages of the tests into the cache, one after the other. It runs before
 // the first test, so that no deadline of a test and no timeout of a sandbox includes an installation.
 func installPackages(ctx context.Context) error {
-	all := []devcluster.Packages{schemathesis}
+	all := []devcluster.Packages{schemathesis, pythonMCP}
 	for _, c := range slices.Concat(newSDKs, oldSDKs, toolSDKs) {
 		all = append(all, c.packages("e2b", c.version))
 	}

@@ -173,6 +173,46 @@ func TestAPIFailuresSayWhetherToRetry(t *testing.T) {
 	require.Empty(t, a.header.Get("Retry-After"))
 }
 
+func TestOnlyItsPathReachesTheServerOfMCP(t *testing.T) {
+	api, tools := newFakeAPI(t), newFakeAPI(t)
+	addresses := map[string]string{"api": address(api.Server), "mcp": address(tools.Server), "closed": closed(t)}
+	start := func(mcp string) *gateway {
+		return startGatewayWith(t, config{settings: func(s *envoy.Settings) {
+			s.API = &envoy.API{Domain: sandboxDomain}
+			var errs [2]error
+			s.API.Endpoints, s.API.MCP = make([]envoy.Endpoint, 1), make([]envoy.Endpoint, 1)
+			s.API.Endpoints[0], errs[0] = envoy.ParseEndpoint(addresses["api"])
+			s.API.MCP[0], errs[1] = envoy.ParseEndpoint(addresses[mcp])
+			require.Equal(t, [2]error{}, errs)
+		}})
+	}
+	g := start("mcp")
+	g.router.set(admit(g.admitted("abc")))
+	ask := func(g *gateway, host, path string) answer {
+		return g.answer("POST " + path + " HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nContent-Length: 2\r\n" +
+			"Authorization: Bearer k\r\nX-Forwarded-For: 127.0.0.1\r\n\r\n{}")
+	}
+	for _, path := range []string{"/mcp", "/mcp?x=1"} {
+		require.Equal(t, http.StatusTeapot, ask(g, apiHost, path).code)
+		r := tools.last()
+		require.Equal(t, path, r.RequestURI)
+		require.Equal(t, "Bearer k", r.Header.Get("Authorization"))
+		require.NotContains(t, r.Header.Values("X-Forwarded-For"), "127.0.0.1", "a client named an address")
+	}
+	calls := tools.count()
+	for _, path := range []string{"/", "/mcp/", "/mcpx", "/MCP", "/x/../mcp", "//mcp", "/%6dcp", "/sandboxes"} {
+		require.Equal(t, http.StatusTeapot, ask(g, apiHost, path).code)
+		require.Equal(t, path, api.last().RequestURI)
+	}
+	require.Equal(t, http.StatusOK, ask(g, "8080-abc."+sandboxDomain, "/mcp").code, "the path is a sandbox's own at its host")
+	require.Equal(t, calls, tools.count())
+
+	var e apierror.Error
+	a := ask(start("closed"), apiHost, "/mcp")
+	require.NoError(t, json.Unmarshal([]byte(a.body), &e), a.body)
+	require.Equal(t, apierror.APIUnreachable, e.Reason)
+}
+
 // A replica breaks every connection that carries a call. Another one has ended.
 func TestCallsToTheAPIAreSentOnce(t *testing.T) {
 	var calls atomic.Int64

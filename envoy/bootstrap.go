@@ -159,7 +159,7 @@ func functions() template.FuncMap {
 		// Other pages of the admin interface can change Envoy or show data of clients.
 		"healthPages": value([]string{"/ready", "/stats/prometheus"}),
 		"replies":     replies,
-		"apiRoute":    value(apiRoute), "apiIdle": seconds(apiIdle), "apiRequests": value(apiRequests),
+		"apiRoute":    value(apiRoute), "apiClusters": apiClusters, "apiIdle": seconds(apiIdle), "apiRequests": value(apiRequests),
 		"quoteMeta": regexp.QuoteMeta,
 		"isGRPC":    value(isGRPC),
 		"directory": filepath.Dir,

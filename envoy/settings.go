@@ -115,6 +115,9 @@ type API struct {
 	Endpoints []Endpoint
 	// TLS is how Envoy connects to them. nil: plain HTTP.
 	TLS *APITLS
+	// MCP are the servers of the Model Context Protocol that get the requests for /mcp, in plain HTTP. None: the
+	// API gets them, too.
+	MCP []Endpoint
 	// LocalClients: every client of the listener is a program of this machine. The API then sees the address
 	// that a client has connected from, and an API without keys answers it. Envoy by itself names a client on
 	// loopback by the address of the machine. For development clusters; Listen must be on loopback.
@@ -156,8 +159,31 @@ const apiLabel = "api"
 // Host is the name at which the API is served.
 func (a *API) Host() string { return apiLabel + "." + a.Domain }
 
+// mcpPath is where the servers in API.MCP are.
+const mcpPath = "/mcp"
+
+// apiCluster are servers that requests for the API's host go to.
+type apiCluster struct {
+	Name, Host string
+	// Path is the only one that they serve, "" for all.
+	Path      string
+	Endpoints []Endpoint
+	TLS       *APITLS
+}
+
+// apiClusters returns the servers for the API's host. The first one with the path of a request gets it.
+func apiClusters(a *API) (all []apiCluster) {
+	if a == nil {
+		return nil
+	}
+	if len(a.MCP) > 0 {
+		all = append(all, apiCluster{Name: "mcp", Host: a.Host(), Path: mcpPath, Endpoints: a.MCP})
+	}
+	return append(all, apiCluster{Name: "api", Host: a.Host(), Endpoints: a.Endpoints, TLS: a.TLS})
+}
+
 const (
-	// apiRoute is the name of the API's route.
+	// apiRoute is the name of the routes to the API, that for mcpPath included.
 	apiRoute = "api"
 	// apiIdle is how long a call to the API may be silent. It is longer than the longest wait of a
 	// claim, which is 5 min and the time for its answer, and than the pauses of an event stream.

@@ -185,6 +185,16 @@ func newTransport(caFile string, dial dial) (*http.Transport, error) {
 	if caFile == "" {
 		return transport, nil
 	}
+	pool, err := authorities(caFile)
+	if err != nil {
+		return nil, err
+	}
+	transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	return transport, nil
+}
+
+// authorities returns the system's certificates and those of a file.
+func authorities(caFile string) (*x509.CertPool, error) {
 	pem, err := os.ReadFile(caFile)
 	if err != nil {
 		return nil, fmt.Errorf("--ca-file: %w", err)
@@ -196,8 +206,32 @@ func newTransport(caFile string, dial dial) (*http.Transport, error) {
 	if !pool.AppendCertsFromPEM(pem) {
 		return nil, fmt.Errorf("--ca-file %s: no certificate in it", caFile)
 	}
-	transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
-	return transport, nil
+	return pool, nil
+}
+
+// reread has a transport read the file of authorities at each new connection, because a server outlives
+// certificates.
+func reread(transport *http.Transport, caFile string) {
+	transport.TLSClientConfig = &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		// VerifyConnection verifies instead.
+		InsecureSkipVerify: true, //nolint:gosec // see above
+		VerifyConnection: func(c tls.ConnectionState) error {
+			pool, err := authorities(caFile)
+			if err != nil {
+				return err
+			}
+			if c.ServerName == "" { // of an address, which the state does not have
+				return errors.New("--ca-file: a server that is read again needs a name")
+			}
+			between := x509.NewCertPool()
+			for _, certificate := range c.PeerCertificates[1:] {
+				between.AddCert(certificate)
+			}
+			_, err = c.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: pool, Intermediates: between, DNSName: c.ServerName})
+			return err
+		},
+	}
 }
 
 // call makes a call of the API within its bound and explains its error.

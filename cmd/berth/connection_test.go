@@ -1,8 +1,14 @@
 package main
 
 import (
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
 	"io"
 	"log"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -220,4 +226,53 @@ func TestErrorsSayWhatToDoAndHaveTheirStatus(t *testing.T) {
 	_, err = berth(t, "ls")
 	require.ErrorContains(t, err, config)
 	require.ErrorContains(t, err, "address")
+}
+
+func TestServerBelievesTheAuthorityThatIsInItsFileNow(t *testing.T) {
+	server := httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(server.Close)
+	file := filepath.Join(t.TempDir(), "ca.crt")
+	believe := func(der []byte) {
+		require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	}
+	believe(server.Certificate().Raw)
+	transport, err := newTransport(file, func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, server.Listener.Addr().String())
+	})
+	require.NoError(t, err)
+	reread(transport, file)
+	ask := func(host string) error {
+		response, err := (&http.Client{Transport: transport}).Get("https://" + host)
+		if err == nil {
+			err = response.Body.Close()
+		}
+		return err
+	}
+	require.NoError(t, ask("example.com")) // the name in the certificate
+	require.ErrorContains(t, ask("other.example.org"), "not other.example.org")
+	require.ErrorContains(t, ask("127.0.0.1"), "needs a name")
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	other, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{SerialNumber: big.NewInt(1)}, &x509.Certificate{}, &key.PublicKey, key)
+	require.NoError(t, err)
+	believe(other)
+	require.ErrorContains(t, ask("example.com"), "unknown authority")
+	believe(server.Certificate().Raw)
+	require.NoError(t, ask("example.com"))
+	require.NoError(t, os.Remove(file))
+	require.ErrorContains(t, ask("example.com"), "--ca-file")
+}
+
+func TestServerOfToolsNamesTheFlagThatIsWrong(t *testing.T) {
+	isolate(t)
+	for says, args := range map[string][]string{
+		`--http "8090": must be ip:port`: {"--http=8090"},
+		"--http: listen":                 {"--http=192.0.2.1:8090"},
+		"--kill-on-exit: not with":       {"--http=127.0.0.1:0", "--kill-on-exit"},
+		`--gateway "x": must be`:         {"--gateway=x"},
+		"--plain-gateway: needs":         {"--plain-gateway"},
+	} {
+		_, err := berth(t, append([]string{"mcp"}, args...)...)
+		require.ErrorContains(t, err, says)
+	}
 }

@@ -21,6 +21,7 @@ type envoyConfigCommand struct {
 	Domain         string   `help:"Domain of the sandboxes. Needed with --api."`
 	API            []string `name:"api" placeholder:"HOST:PORT" help:"Addresses of the allocators' HTTP API, or of its Service, comma-separated: it is served at api.<domain>. Empty: not at all."`
 	APICA          string   `name:"api-ca" help:"Connect to --api with TLS, and verify it with the authority in this file: the control stream's ca.crt. Needs --output: another file is written beside it. Empty: plain HTTP."`
+	MCP            []string `name:"mcp" placeholder:"HOST:PORT" help:"Addresses of servers that \"berth mcp --http\" runs, or of their Service, comma-separated: api.<domain>/mcp is theirs. They are called in plain HTTP. Needs --api."`
 	E2BStatuses    bool     `name:"e2b-statuses" help:"Answer every client as E2B does if nothing listens on a sandbox's port. The router needs its own --e2b-statuses."`
 	Paths          bool     `help:"Let the path name the sandbox. The router needs its own --paths."`
 	MaxHeap        uint64   `placeholder:"BYTES" help:"Bytes of memory near which Envoy refuses requests, at least 67108864; less than the container's limit. 0: no bound."`
@@ -51,13 +52,14 @@ func (c *envoyConfigCommand) Run(o *output) error {
 	}
 	if len(c.API) > 0 {
 		settings.API = &envoy.API{Domain: c.Domain}
-		for _, address := range c.API {
-			endpoint, err := envoy.ParseEndpoint(address)
-			if err != nil {
-				return fmt.Errorf("--api: %w", err)
-			}
-			settings.API.Endpoints = append(settings.API.Endpoints, endpoint)
+		if settings.API.Endpoints, err = endpoints("--api", c.API); err != nil {
+			return err
 		}
+		if settings.API.MCP, err = endpoints("--mcp", c.MCP); err != nil {
+			return err
+		}
+	} else if len(c.MCP) > 0 {
+		return errors.New("--mcp: needs --api")
 	}
 	for name, value := range map[string]string{"--tls-dir": c.TLSDir, "--api-ca": c.APICA} {
 		if value != "" && c.Output == "" {
@@ -100,6 +102,17 @@ func (c *envoyConfigCommand) Run(o *output) error {
 		return err
 	}
 	return writeFile(c.Output, raw)
+}
+
+func endpoints(flag string, addresses []string) (all []envoy.Endpoint, err error) {
+	for _, address := range addresses {
+		endpoint, err := envoy.ParseEndpoint(address)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", flag, err)
+		}
+		all = append(all, endpoint)
+	}
+	return all, nil
 }
 
 // verifyAPI has Envoy verify the API by the role of an allocator.

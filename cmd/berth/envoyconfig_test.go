@@ -29,6 +29,11 @@ func TestEnvoyConfigIsTheBootstrapOfItsFlags(t *testing.T) {
 		"the API": {[]string{"--api=10.0.0.1:80,api.svc:81", "--domain=a.b"}, func(s *envoy.Settings) {
 			s.API = &envoy.API{Domain: "a.b", Endpoints: []envoy.Endpoint{{Host: "10.0.0.1", Port: 80}, {Host: "api.svc", Port: 81}}}
 		}},
+		"MCP": {[]string{"--api=api.svc:81", "--mcp=mcp.svc:82", "--domain=a.b"}, func(s *envoy.Settings) {
+			s.API = &envoy.API{
+				Domain: "a.b", Endpoints: []envoy.Endpoint{{Host: "api.svc", Port: 81}}, MCP: []envoy.Endpoint{{Host: "mcp.svc", Port: 82}},
+			}
+		}},
 		"E2B's statuses": {[]string{"--e2b-statuses"}, func(s *envoy.Settings) { s.E2BStatuses = true }},
 		"path mode":      {[]string{"--paths"}, func(s *envoy.Settings) { s.Paths = true }},
 		"IPv6": {[]string{"--listen=[::]:80", "--health-listen=[::1]:81"}, func(s *envoy.Settings) {
@@ -67,6 +72,7 @@ func TestEnvoyConfigNamesTheFlagThatIsWrong(t *testing.T) {
 		"--api=api.svc":                "--api: address",
 		"--api=api.svc:0":              "--api: address",
 		"--api=api.svc:80":             "domain",
+		"--mcp=mcp.svc:80":             "--mcp: needs --api",
 		"--output=/nonexistent/x":      "--output",
 		"--trusted-hops=101":           "trusted hops 101",
 		"--max-heap=1000":              "max heap 1000",

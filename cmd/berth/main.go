@@ -43,6 +43,7 @@ type commands struct {
 	Cp          cpCommand          `cmd:"" help:"Copy a file to or from a sandbox that has the agent."`
 	Curl        curlCommand        `cmd:"" help:"Run curl against a sandbox."`
 	PortForward portForwardCommand `cmd:"" help:"Forward a local port to a port of a sandbox, for HTTP and WebSocket."`
+	MCP         mcpCommand         `cmd:"" name:"mcp" help:"Offer sandboxes as tools to a program that speaks the Model Context Protocol."`
 	Pools       poolsCommand       `cmd:"" help:"Pools of warm pods."`
 	Events      eventsCommand      `cmd:"" help:"Print what happens to sandboxes."`
 	LastActive  lastActiveCommand  `cmd:"" help:"When sandboxes were last used, and what happens next."`

@@ -193,6 +193,17 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- else if or $own.allocator $own.router }}
 {{- $errors = append $errors (printf "controlTLS.secret: not used with controlTLS.mode %s: set controlTLS.mode to secret, or leave the names empty" .Values.controlTLS.mode) }}
 {{- end }}
+{{- if .Values.mcp.enabled }}
+{{- if not .Values.gateway.api }}
+{{- $errors = append $errors "mcp.enabled: it is served at api.<domain>/mcp, beside the API: set gateway.api=true, or mcp.enabled=false" }}
+{{- end }}
+{{- if .Values.api.tlsSecret }}
+{{- $errors = append $errors "mcp.enabled: the gateway would send it API keys in plain HTTP, and api.tlsSecret says that they are encrypted in the cluster: leave api.tlsSecret empty, or set mcp.enabled=false and run \"berth mcp\" beside its clients" }}
+{{- end }}
+{{- if .Values.gateway.proxyProtocol }}
+{{- $errors = append $errors "mcp.enabled: it connects to the gateway without the PROXY protocol, which gateway.proxyProtocol asks of everybody: set mcp.enabled=false and run \"berth mcp\" beside its clients" }}
+{{- end }}
+{{- end }}
 {{- if and .Values.gateway.api .Values.networkPolicy.enabled .Values.networkPolicy.api.from }}
 {{- $errors = append $errors "networkPolicy.api.from: bounds who can call the API, but gateway.api serves it to all clients of the gateway: set gateway.api=false, or leave networkPolicy.api.from empty" }}
 {{- end }}
