@@ -251,20 +251,20 @@ func (c *Core) heedSandboxes(n sandboxes.Notice) {
 	}
 }
 
-// settlePools gives pods to the claims that wait, and brings the number of warm pods to what
+// adjustPools gives pods to the claims that wait, and brings the number of warm pods to what
 // each pool asks for.
-func (c *Core) settlePools() {
-	for groups := c.pods.Unsettled(); len(groups) > 0; groups = c.pods.Unsettled() {
+func (c *Core) adjustPools() {
+	for groups := c.pods.Touched(); len(groups) > 0; groups = c.pods.Touched() {
 		for _, group := range groups {
 			if pool := c.pools.Find(group.Key); pool != nil {
 				c.claims.Serve(pool)
 				c.sandboxes.EndOf(group)
-				if gone := c.pools.Settle(pool, c.claims.Lacking(pool.Key)); gone {
+				if gone := c.pools.Adjust(pool, c.claims.Lacking(pool.Key)); gone {
 					c.claims.DropLine(pool.Key)
 					c.sandboxes.LetGoOf(pool.Key)
 				}
 			}
-			group.Settled() // what settling it has changed is settled already
+			group.Untouch() // what the adjustment has changed needs no other one
 			c.heed()
 		}
 	}
@@ -302,7 +302,7 @@ func (c *Core) podSeen(seen Pod) {
 func (c *Core) take() []Effect {
 	c.advanceFences()
 	c.heed()
-	c.settlePools()
+	c.adjustPools()
 	c.routers.sendReleases()
 	if facts := c.outbox.Flush(c.Now.Boot); facts != nil {
 		c.Emit(Write{Facts: facts})

@@ -56,7 +56,7 @@
 // A change that the next leader can observe by itself, such as the end of a pod, is no fact and
 // is not journaled.
 //
-// # Settling
+// # The end of a step
 //
 // An event changes tables. A fence is marked when it may wait for less than before, and a pool when
 // something changes on which its plan depends: its object, its pods, its claims, or the time. At

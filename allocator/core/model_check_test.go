@@ -154,25 +154,25 @@ func (w *world) checkUnderWay() {
 
 type fataler interface{ Fatalf(string, ...any) }
 
-// checkSettled settles the fences and every pool again. It demands that this has no effect, because a
-// step ends when they are settled.
-func checkSettled(t fataler, c *Core) {
+// checkEnded advances the fences and adjusts every pool again. It demands that this has no effect, because a
+// step ends when nothing is left to do.
+func checkEnded(t fataler, c *Core) {
 	facts := c.outbox.Len()
 	for p := range c.pools.All() {
 		p.Touch()
 	}
 	c.advanceFences()
 	c.heed()
-	c.settlePools()
+	c.adjustPools()
 	c.routers.sendReleases()
 	if effects := c.Take(); len(effects) > 0 || c.outbox.Len() > facts {
-		t.Fatalf("settling again has the effects %+v and %d facts", effects, c.outbox.Len()-facts)
+		t.Fatalf("another adjustment has the effects %+v and %d facts", effects, c.outbox.Len()-facts)
 	}
 }
 
 // checkTables counts again what the core keeps count of.
 func checkTables(t fataler, c *Core) {
-	checkSettled(t, c)
+	checkEnded(t, c)
 	checkPools(t, c)
 	for _, err := range []error{
 		c.fences.Check(), c.routers.members.Check(), c.pods.Check(), c.sandboxes.Check(), c.idle.Check(), c.claims.Check(),

@@ -174,11 +174,11 @@ func (m *model) act(f func()) func(*rapid.T) {
 		m.T = t
 		f()
 		m.heed()
-		for groups := m.pods.Unsettled(); len(groups) > 0; groups = m.pods.Unsettled() {
+		for groups := m.pods.Touched(); len(groups) > 0; groups = m.pods.Touched() {
 			for _, g := range groups {
 				m.table.Serve(m.pool())
 				m.sandboxes.EndOf(g)
-				g.Settled()
+				g.Untouch()
 				m.heed()
 			}
 		}

@@ -46,7 +46,7 @@ func (t *Table) Find(key fact.PoolKey) *Group { return t.groups[key] }
 // Drop forgets a group without pods.
 func (t *Table) Drop(key fact.PoolKey) { delete(t.groups, key) }
 
-// Touch has the group returned by Unsettled, because something has changed on which the plan of the pool depends: its
+// Touch has the group returned by Touched, because something has changed on which the plan of the pool depends: its
 // object, its pods, the claims that wait, or the time.
 func (g *Group) Touch() {
 	if !g.touched {
@@ -55,16 +55,16 @@ func (g *Group) Touch() {
 	}
 }
 
-// Unsettled returns the groups that were touched since it was called last, by namespace and name. Settled ends that.
-func (t *Table) Unsettled() []*Group {
+// Touched returns the groups that were touched since it was called last, by namespace and name. Untouch ends that.
+func (t *Table) Touched() []*Group {
 	groups := t.touched
 	t.touched = nil
 	slices.SortFunc(groups, func(a, b *Group) int { return fact.ComparePools(a.Key, b.Key) })
 	return groups
 }
 
-// Settled says that what has touched a group until now is settled.
-func (g *Group) Settled() { g.touched = false }
+// Untouch says that the plan of the pool follows what has touched the group until now.
+func (g *Group) Untouch() { g.touched = false }
 
 // Observe notes what a pool asks for now. Idle pods get the labels and annotations of the template.
 func (t *Table) Observe(spec step.Pool) *Group {

@@ -26,9 +26,9 @@
 //   - Idle pods that end early, or are not ready in time, are replaced after a pause that doubles with each round: see
 //     backOff. The end of a sandbox's pod is replaced at once.
 //   - At most so many pods start at one time: MaxSurge, or a bound that doubles while starts stay fast.
-//   - The plan of a pool depends on events only, not on how often it is asked for: Settle without news does nothing.
+//   - The plan of a pool depends on events only, not on how often it is asked for: Adjust without news does nothing.
 //
 // # What breaks them
 //
-// A pool with waiting claims whose lack of pods the caller does not give to Settle.
+// A pool with waiting claims whose lack of pods the caller does not give to Adjust.
 package pools

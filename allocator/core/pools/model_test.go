@@ -36,8 +36,8 @@ type model struct {
 	created  int
 }
 
-// settle settles the pool until nothing more is to be done, and judges what it does.
-func (m *model) settle() {
+// adjust adjusts the pool until nothing more is to be done, and judges what it does.
+func (m *model) adjust() {
 	pool := m.table.Find(m.spec.Key)
 	for n := m.pods.Next(); n != nil; n = m.pods.Next() {
 		switch n := n.(type) {
@@ -48,11 +48,11 @@ func (m *model) settle() {
 		}
 	}
 	for range 2 { // the second time there is no news
-		m.table.Settle(pool, m.lacking)
+		m.table.Adjust(pool, m.lacking)
 		m.judge()
 	}
-	m.table.Settle(pool, m.lacking)
-	require.Empty(m, m.step.Take(), "the effects of settling without news")
+	m.table.Adjust(pool, m.lacking)
+	require.Empty(m, m.step.Take(), "the effects of an adjustment without news")
 	require.NoError(m, m.pods.Check())
 	if m.spec.MaxPods > 0 {
 		m.most = max(m.spec.MaxPods, min(m.most, len(m.there)+len(m.creating)))
@@ -90,7 +90,7 @@ func (m *model) name() string {
 
 func (m *model) actions() map[string]func(*rapid.T) {
 	act := func(f func()) func(*rapid.T) {
-		return func(t *rapid.T) { m.T = t; f(); m.settle() }
+		return func(t *rapid.T) { m.T = t; f(); m.adjust() }
 	}
 	return map[string]func(*rapid.T){
 		"spec": act(func() {

@@ -91,7 +91,7 @@ type Pool struct {
 	backOff     backOff       // of pods that were made
 
 	demand demand.Tracker
-	target demand.Target // of the last settling
+	target demand.Target // of the last adjustment
 }
 
 // Of returns the pool of that name. It creates an entry for a pool whose object was not seen,
@@ -144,9 +144,9 @@ func (t *Table) Observe(spec step.Pool) {
 	t.pods.Observe(spec)
 }
 
-// Settle brings the number of warm pods of a pool to what it asks for. lacking is how many pods the claims that wait
+// Adjust brings the number of warm pods of a pool to what it asks for. lacking is how many pods the claims that wait
 // still need. It reports, once, that nothing is left of a pool that is deleted.
-func (t *Table) Settle(pool *Pool, lacking int) (gone bool) {
+func (t *Table) Adjust(pool *Pool, lacking int) (gone bool) {
 	switch {
 	case pool.Deleting:
 		return t.drain(pool)
@@ -300,7 +300,7 @@ func (pool *Pool) toRetire(plan warm.Plan) (chosen []*pods.Pod) {
 }
 
 // nextName returns the name of a pod to be created. Names whose creation failed come first. It is
-// empty after a name collision; the next settling tries another suffix.
+// empty after a name collision; the next adjustment tries another suffix.
 func (pool *Pool) nextName(suffix func() string, now time.Duration) string {
 	name := pool.Key.Name + "-" + suffix()
 	if len(pool.again) > 0 {
@@ -370,7 +370,7 @@ func (pool *Pool) AskedAt(name string) time.Duration { return pool.creating[name
 // Creating has the names of the pods whose creation is under way, in no order.
 func (pool *Pool) Creating() iter.Seq[string] { return maps.Keys(pool.creating) }
 
-// Target is how many warm pods the pool keeps, by the last settling.
+// Target is how many warm pods the pool keeps, by the last adjustment.
 func (pool *Pool) Target() demand.Target { return pool.target }
 
 // Surge bounds the pods that start now, if MaxSurge does not. It is for tests.

@@ -59,7 +59,7 @@ func (t *Table) ExpireEnds() {
 
 // EndOf ends the sandboxes of a pool that is deleted, unless they are kept.
 func (t *Table) EndOf(g *pods.Group) {
-	if g.Deleting && !(g.KeepSandboxes && g.Known) { // without the object the garbage collector deletes the pods
+	if g.Deleting && (!g.KeepSandboxes || !g.Known) { // without the object the garbage collector deletes the pods
 		for _, p := range g.Sorted(pods.Bound, pods.Claimed) {
 			t.End(t.byPod[p.Key()], Serving, fact.Because(fact.ReasonPoolDeleted))
 		}
