@@ -133,6 +133,25 @@ func TestCallsNeedTheAccessToken(t *testing.T) {
 }
 
 // A stream's error is an envelope in an answer with 200, or the SDKs do not see its code.
+// Invariant: P15
+func TestPagesOfEveryOriginReadTheAnswers(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.configure(initbox.Config{SandboxID: "a", AccessToken: "secret"})
+	for _, target := range []string{"/envs", "/process.Process/List", "/files?signature=of+secret", "/health", "/other"} {
+		for _, token := range []string{"secret", "x"} {
+			w := httptest.NewRecorder()
+			r := httptest.NewRequest(http.MethodGet, target, nil)
+			r.Header.Set("Origin", "https://page.example")
+			r.Header.Set(TokenHeader, token)
+			h.ServeHTTP(w, r)
+			require.Equal(t, []string{"*"}, w.Result().Header["Access-Control-Allow-Origin"], target)
+			require.Contains(t, w.Result().Header.Get("Access-Control-Expose-Headers"), "Grpc-Status", target)
+			require.NotContains(t, w.Result().Header, "Access-Control-Allow-Credentials")
+		}
+	}
+}
+
 func TestRefusedCallsSpeakTheProtocolOfTheCall(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
@@ -106,6 +107,14 @@ func TestSiblingUsesNoCookieOfAPersonInChromium(t *testing.T) {
 	e.browse("siblings", "LINKS="+string(links), "SIBLING="+e.urlOf(8080, sibling.SandboxID),
 		"MINE="+e.urlOf(8080, mine.SandboxID), "API="+e.urlOf(8081, mine.SandboxID),
 		"MASKED="+e.urlOf(8080, masked.SandboxID))
+}
+
+// Invariant: P15
+func TestStockSDKWorksOnAPageInChromium(t *testing.T) {
+	e := withBrowser(t, 0)
+	pool := e.otherPool("page", 1, func(s *v1alpha1.SandboxPoolSpec) { s.Agent = &v1alpha1.PoolAgent{Enabled: true} })
+	e.browse("sdk", "VITE="+installed(t, devcluster.NPM("vite", viteVersion)), "SDK="+toolSDKs[0].installed(t), "POOL="+pool, "DIR="+t.TempDir(),
+		"KEY="+e.site.key(), fmt.Sprintf("E2B_DOMAIN=%s:%d", browserDomain, e.stack.Gateways[0].Addr.Port()))
 }
 
 func TestPagesSpeakToPeopleInChromium(t *testing.T) {

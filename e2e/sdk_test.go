@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/access"
-	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -93,9 +92,10 @@ func (e *env) callsOverTLS() {
 		s := sandboxOf(t, call(http.MethodPost, "/v2/sandboxes", `{"templateID":"`+e.pool+`"}`, "Origin", "https://"+name))
 		host := fmt.Sprintf("%d-%s.%s:%d", stack.DemoPorts()[0], s.SandboxID, e.stack.Domain, e.gatewayPort())
 		require.Equal(t, "https://"+host+"/", s.URL)
-		foreign := call(http.MethodDelete, "/sandboxes/"+s.SandboxID, "",
-			"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site")
-		require.Equal(t, apierror.CrossOrigin, foreign.refusal(t).Reason)
+		preflight := call(http.MethodOptions, "/sandboxes/"+s.SandboxID, "",
+			"Origin", "https://page.example", "Access-Control-Request-Method", "DELETE")
+		require.Equal(t, http.StatusNoContent, preflight.code, preflight.body)
+		require.Equal(t, []string{"*"}, preflight.header["Access-Control-Allow-Origin"])
 		require.Equal(t, http.StatusNoContent, call(http.MethodDelete, "/sandboxes/"+s.SandboxID, "").code)
 	}
 	plain, err := e.callAPI(http.MethodGet, "/sandboxes", "", e.site.key())

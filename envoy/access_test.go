@@ -404,6 +404,39 @@ func TestEnvoySpeaksTLSToThePortsOfTheClaim(t *testing.T) {
 	require.Zero(t, e.counter(`cluster\.pods_h1_tls\.ssl\.fail_verify_error`))
 }
 
+// Invariant: P15
+func TestPreflightsAtTheAgentsPortReachNoPod(t *testing.T) {
+	e := startEdge(t, echoing)
+	e.terms("secret", routecache.Terms{Access: routecache.Token, AgentPort: sandboxaccess.AgentPort})
+	for _, id := range []string{"secret", "nobody"} {
+		host := fmt.Sprintf("%d-%s.%s", sandboxaccess.AgentPort, id, sandboxDomain)
+		for protocol, ask := range map[string]func() answer{
+			"HTTP/1.1": func() answer {
+				return e.answer("OPTIONS /process.Process/List HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nOrigin: https://page.example\r\n" +
+					"Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: x-access-token\r\nSec-Fetch-Mode: cors\r\n\r\n")
+			},
+			"HTTP/2": func() answer {
+				return e.h2(":method", "OPTIONS", ":scheme", "http", ":path", "/files", ":authority", host, "origin", "null", "access-control-request-method", "POST")
+			},
+		} {
+			e.requireOnly(t, http.StatusNoContent, "", func() answer {
+				a := ask()
+				require.Empty(t, a.body)
+				require.Equal(t, [...]string{"*", "HEAD, GET, POST, PUT, PATCH, DELETE", "*, Authorization", "7200", ""}, [...]string{
+					a.header.Get("Access-Control-Allow-Origin"), a.header.Get("Access-Control-Allow-Methods"), a.header.Get("Access-Control-Allow-Headers"),
+					a.header.Get("Access-Control-Max-Age"), a.header.Get("Access-Control-Allow-Credentials"),
+				}, "%s %s", id, protocol)
+				return a
+			})
+		}
+		refused := e.do(e.request(host, "/process.Process/List", http.Header{"Origin": {"https://page.example"}}))
+		require.Contains(t, []int{http.StatusUnauthorized, http.StatusNotFound}, refused.code, refused.body)
+		require.Equal(t, "*", refused.header.Get("Access-Control-Allow-Origin"))
+		require.Contains(t, refused.header.Get("Access-Control-Expose-Headers"), "Grpc-Status")
+	}
+	require.Zero(t, e.counter(`http\.ingress\.ext_proc\.rejected_header_mutations`))
+}
+
 // webSocket opens a WebSocket, and has a message echoed.
 func (g *gateway) webSocket(t *testing.T, host, path string, header http.Header) answer {
 	t.Helper()

@@ -351,3 +351,20 @@ func TestRouterAnswersPassUnchanged(t *testing.T) {
 		})
 	}
 }
+
+// Invariant: P15
+func TestPagesOfEveryOriginReadErrorsOfTheAgentsPort(t *testing.T) {
+	g := startGateway(t)
+	for _, failure := range []play{g.to(closed(t)), g.to(breaking(t, "")), unavailable} {
+		g.router.set(failure)
+		for host, origins := range map[string][]string{
+			"49983-abc." + sandboxDomain: {"*"}, "49983-ABC." + sandboxDomain + ".:80": {"*"},
+			host: nil, "8080-49983." + sandboxDomain: nil, "api." + sandboxDomain: nil,
+		} {
+			a := g.do(g.request(host, "/", http.Header{"Origin": {"https://page.example"}}))
+			require.GreaterOrEqual(t, a.code, 500)
+			require.Equal(t, origins, a.header["Access-Control-Allow-Origin"], host)
+			require.NotContains(t, a.header, "Access-Control-Allow-Credentials")
+		}
+	}
+}

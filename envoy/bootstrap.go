@@ -135,6 +135,7 @@ func functions() template.FuncMap {
 	return template.FuncMap{
 		"namespace": value(MetadataNamespace), "dst": value(MetadataDst), "id": value(MetadataID), "reply": value(MetadataReply), "tls": value(MetadataTLS),
 		"accessToken": value(sandboxaccess.TokenHeader), "agentToken": value(sandboxaccess.AgentHeader),
+		"agentPort":    value(sandboxaccess.AgentPort),
 		"accessCookie": value(sandboxaccess.CookieName), "accessHeader": value(CookieHeader),
 		"keyHeader": value(sandboxaccess.KeyHeader), "keyPrefix": value(sandboxaccess.KeyPrefix), "accessKey": value(KeyHeader),
 		"accessPath": value(sandboxaccess.LinkPath), "accessLink": value(LinkHeader),

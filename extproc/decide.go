@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,6 +52,8 @@ type decision struct {
 	admission admission.Admission
 	// redirect, if set, is the answer to the client. No other field is set then.
 	redirect *redirect
+	// preflight: the router answers a CORS preflight. No other field is set then.
+	preflight bool
 }
 
 // made reports whether the request is admitted or redirected.
@@ -108,7 +111,7 @@ func (d *decider) hit(r *request) (decision, bool) {
 		return decision{}, false
 	}
 	route, found := d.o.Routes.Find(target.ID)
-	if !found {
+	if !found || r.isPreflight() && preflightAt(target, route) {
 		return decision{}, false
 	}
 	to, _, refusal := d.try(r, target, &route)
@@ -119,6 +122,9 @@ func (d *decider) hit(r *request) (decision, bool) {
 // hold at most once, before the request waits for a starting sandbox.
 func (d *decider) decide(ctx context.Context, r *request, hold holder) (decision, *apierror.Error) {
 	target, refusal := d.target(r)
+	if d.answersPreflight(r, target) {
+		return decision{preflight: true}, nil
+	}
 	if refusal != nil {
 		return decision{}, refusal
 	}
@@ -206,10 +212,8 @@ func (d *decider) lookup(ctx context.Context, id sandboxid.Key, deadline time.Ti
 // try decides about a request to the sandbox at a route, or returns why it is refused. If neither is possible, the
 // caller must look the route up again after pause.
 func (d *decider) try(r *request, target Target, route *routecache.Route) (to decision, pause time.Duration, refusal *apierror.Error) {
-	port := target.Port
-	if port == 0 {
-		port = route.DefaultPort
-	}
+	port := cmp.Or(target.Port, route.DefaultPort)
+	target.Port = port // refusals depend on it
 	if port == 0 {
 		return to, 0, target.refuse(apierror.NoRoute, "this sandbox's default port is not known; name the port")
 	}

@@ -13,7 +13,7 @@ func newMetrics(reg prometheus.Registerer, unread func() int, held func() int64)
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berth_router_requests_total",
-			Help: "Requests Envoy asked about, by outcome: admitted, link (the redirection of a link), or the reason of the refusal.",
+			Help: "Requests Envoy asked about, by outcome: admitted, link (the redirection of a link), preflight (of CORS, for the port of agents), or the reason of the refusal.",
 		}, []string{"outcome"}),
 		quiesced: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "berth_router_quiesce_hold_seconds",

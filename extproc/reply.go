@@ -7,6 +7,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -52,16 +53,22 @@ const linkReason = "link"
 
 // redirected is the answer to a valid link.
 func redirected(r *redirect) *extprocv3.ProcessingResponse {
+	return immediate(linkReason, http.StatusSeeOther, codes.OK, nil,
+		setHeader("location", r.to), setHeader("set-cookie", r.cookie), setHeader("cache-control", "no-store"),
+		setHeader("x-content-type-options", "nosniff"))
+}
+
+// immediate is an answer in place of the sandbox. Its mark lets it pass the local reply mapping unchanged.
+func immediate(mark string, code int, grpc codes.Code, body []byte, headers ...*corev3.HeaderValueOption) *extprocv3.ProcessingResponse {
 	return &extprocv3.ProcessingResponse{
 		Response: &extprocv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extprocv3.ImmediateResponse{
-			Status: &typev3.HttpStatus{Code: typev3.StatusCode_SeeOther},
-			Headers: &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{
-				setHeader("location", r.to), setHeader("set-cookie", r.cookie), setHeader("cache-control", "no-store"),
-				setHeader("x-content-type-options", "nosniff"),
-			}},
-			Details: "berth_" + linkReason,
+			Status:     &typev3.HttpStatus{Code: typev3.StatusCode(code)},
+			Headers:    &extprocv3.HeaderMutation{SetHeaders: headers},
+			Body:       body,
+			GrpcStatus: &extprocv3.GrpcStatus{Status: uint32(grpc)},
+			Details:    "berth_" + mark,
 		}},
-		DynamicMetadata: metadata(map[string]*structpb.Value{envoy.MetadataReply: structpb.NewStringValue(linkReason)}),
+		DynamicMetadata: metadata(map[string]*structpb.Value{envoy.MetadataReply: structpb.NewStringValue(mark)}),
 	}
 }
 
@@ -100,18 +107,10 @@ func refused(e *apierror.Error, to client, e2bStatuses bool) *extprocv3.Processi
 	if answer.RetryAfter > 0 {
 		headers = append(headers, setHeader("retry-after", strconv.Itoa(answer.RetryAfter)))
 	}
-	return &extprocv3.ProcessingResponse{
-		Response: &extprocv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extprocv3.ImmediateResponse{
-			Status:     &typev3.HttpStatus{Code: typev3.StatusCode(answer.Code)},
-			Headers:    &extprocv3.HeaderMutation{SetHeaders: headers},
-			Body:       body,
-			GrpcStatus: &extprocv3.GrpcStatus{Status: uint32(apierror.KindOf(answer.Reason).GRPC)},
-			Details:    "berth_" + string(answer.Reason),
-		}},
-		DynamicMetadata: metadata(map[string]*structpb.Value{
-			envoy.MetadataReply: structpb.NewStringValue(string(answer.Reason)),
-		}),
+	if answer.AnyOrigin {
+		headers = append(headers, anyOrigin, exposed)
 	}
+	return immediate(string(answer.Reason), answer.Code, apierror.KindOf(answer.Reason).GRPC, body, headers...)
 }
 
 // forE2B changes an answer to the status and text that the E2B SDKs look for: 502 with "was

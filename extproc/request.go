@@ -23,6 +23,8 @@ type request struct {
 	link []byte
 	// Headers that say which page of a browser a request comes from, and for what. No script can set them.
 	fetchSite, fetchMode, fetchDest, origin []byte
+	// preflight is the method that a CORS preflight asks for.
+	preflight []byte
 	// Headers that select the form of a refusal, with fetchMode. html: the client accepts pages.
 	html        bool
 	contentType []byte
@@ -83,6 +85,8 @@ func readHeaders(headers []wire.Header) request {
 			r.fetchDest = value
 		case "origin":
 			r.origin = value
+		case "access-control-request-method":
+			r.preflight = value
 		case "content-type":
 			r.contentType = value
 		}
@@ -100,7 +104,7 @@ func (r *request) keep(hosts *Hosts) int {
 	all := [...]*[]byte{
 		&r.authority, &r.method, &r.path, &r.requestID, &r.e2bID.first, &r.e2bPort.first, &r.id.first, &r.port.first,
 		&r.token.first, &r.agentToken.first, &r.cookie.first, &r.key.first, &r.link,
-		&r.fetchSite, &r.fetchMode, &r.fetchDest, &r.origin, &r.contentType,
+		&r.fetchSite, &r.fetchMode, &r.fetchDest, &r.origin, &r.preflight, &r.contentType,
 	}
 	size := 0
 	for _, value := range all {

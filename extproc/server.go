@@ -315,6 +315,11 @@ func (c *call) later(ctx context.Context, hold holder) (answer wire.Answer, admi
 		answer, err = wire.Encode(refused(refusal, r.client(), s.decider.o.E2BStatuses))
 		return answer, false, err
 	}
+	if to.preflight {
+		s.metrics.requests.WithLabelValues(preflightReason).Inc()
+		answer, err = wire.Encode(preflighted())
+		return answer, false, err
+	}
 	if to.redirect != nil {
 		s.metrics.requests.WithLabelValues(linkReason).Inc()
 		answer, err = wire.Encode(redirected(to.redirect))

@@ -156,7 +156,7 @@ func TestAdmittedReplyNamesOnlyPodAndSandbox(t *testing.T) {
 	}
 	require.Equal(t, 1, cache.Uses().Len())
 	require.NoError(t, testutil.GatherAndCompare(metrics, strings.NewReader(`
-# HELP berth_router_requests_total Requests Envoy asked about, by outcome: admitted, link (the redirection of a link), or the reason of the refusal.
+# HELP berth_router_requests_total Requests Envoy asked about, by outcome: admitted, link (the redirection of a link), preflight (of CORS, for the port of agents), or the reason of the refusal.
 # TYPE berth_router_requests_total counter
 berth_router_requests_total{outcome="admitted"} 2
 `), "berth_router_requests_total"))

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -44,7 +45,7 @@ type Target struct {
 // refuse returns the refusal of a request for this target.
 func (t Target) refuse(reason apierror.Reason, message string) *apierror.Error {
 	e := apierror.New(reason, "%s", message)
-	e.SandboxID = t.name()
+	e.SandboxID, e.AnyOrigin = t.name(), t.Port == sandboxaccess.AgentPort
 	return e
 }
 

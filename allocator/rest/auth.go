@@ -50,6 +50,39 @@ func fromHere(r *http.Request) bool {
 	return localhost.Is(strings.TrimSpace(last[strings.LastIndexByte(last, ',')+1:]))
 }
 
+// origins says which web pages may call the API. With keys pages of every origin may, because a page has to know a key: a
+// browser sends none by itself. Without keys no page of another origin may: it must not claim or release from a browser
+// through a listener that only loopback protects.
+func (a *api) origins(next http.Handler) http.Handler {
+	if a.Keys == nil {
+		same := http.NewCrossOriginProtection()
+		same.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			refuse(w, r, apierror.New(apierror.CrossOrigin, "a web page of another origin may not call this API from a browser: it has no keys"))
+		}))
+		return same.Handler(next)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Access-Control-Allow-Origin", "*")
+		if r.Method == http.MethodOptions && r.Header.Get("Origin") != "" && r.Header.Get("Access-Control-Request-Method") != "" {
+			h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE")
+			h.Set("Access-Control-Allow-Headers", allowedHeaders)
+			h.Set("Access-Control-Max-Age", "7200")
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		h.Set("Access-Control-Expose-Headers", exposedHeaders)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// Headers of calls that pages of other origins may send and read: those of E2B's API, and Idempotency-Key.
+const (
+	allowedHeaders = "Origin, Content-Type, Authorization, X-API-Key, X-Team-ID, Idempotency-Key, browser, lang, lang_version, " +
+		"machine, os, package_version, processor, publisher, release, sdk_runtime, system"
+	exposedHeaders = "X-Next-Token, X-Total-Running, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset, Retry-After"
+)
+
 // authenticated lets calls through that have a valid key, and names their caller in the context.
 // Without keys every caller is an admin of the team "".
 func (a *api) authenticated(mux *http.ServeMux) http.Handler {

@@ -68,7 +68,9 @@ func newForwarder(dialTLS dial, log *zap.Logger) *httputil.ReverseProxy {
 			DisableCompression: true,
 		},
 		ModifyResponse: func(r *http.Response) error {
-			r.Header.Del("X-Content-Type-Options") // this replica's own server sets it
+			for _, own := range []string{"X-Content-Type-Options", "Access-Control-Allow-Origin", "Access-Control-Expose-Headers"} {
+				r.Header.Del(own) // this replica sets it
+			}
 			return nil
 		},
 		ErrorLog: zap.NewStdLog(log),

@@ -13,7 +13,6 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/inspect"
-	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -177,11 +176,5 @@ func New(o Options) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A web page must not claim or release from a browser through a listener that only loopback
-	// protects.
-	origin := http.NewCrossOriginProtection()
-	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		refuse(w, r, apierror.New(apierror.CrossOrigin, "a web page of another origin may not call this API from a browser"))
-	}))
-	return bounded(a.knownHost(a.home(origin.Handler(a.authenticated(mux))))), nil
+	return bounded(a.knownHost(a.home(a.origins(a.authenticated(mux))))), nil
 }

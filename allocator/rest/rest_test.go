@@ -475,6 +475,44 @@ func TestCrossOriginCallsAreRefused(t *testing.T) {
 	}
 }
 
+// A browser adds no key by itself, so with keys it need not keep pages out.
+//
+// Invariant: P6
+func TestPagesOfEveryOriginMayCallWithAKey(t *testing.T) {
+	keys := keysIn(map[string]string{"team": keyOne})
+	preflight := http.Header{"Origin": {"https://page.example"}, "Access-Control-Request-Method": {"POST"}, "Access-Control-Request-Headers": {"x-api-key"}}
+	f := &fake{status: core.CallOK}
+	for name, h := range map[string]http.Handler{
+		"leader": handlerWithKeys(t, f, keys), "follower": handlerWithKeys(t, &fake{leader: listen(t, handlerWithKeys(t, f, keys))}, keys),
+	} {
+		for _, target := range []string{"/sandboxes", "/v2/sandboxes/x", "/none"} {
+			w := callWith(h, "OPTIONS", target, preflight)
+			require.Equal(t, http.StatusNoContent, w.Code, name)
+			require.Empty(t, w.Body)
+			require.Equal(t, "*", w.Header().Get("Access-Control-Allow-Origin"))
+			require.Equal(t, "GET, HEAD, POST, PUT, PATCH, DELETE", w.Header().Get("Access-Control-Allow-Methods"))
+			require.Equal(t, "7200", w.Header().Get("Access-Control-Max-Age"))
+			for _, header := range []string{"X-API-Key", "Authorization", "Content-Type", "browser", "sdk_runtime", "Idempotency-Key"} {
+				require.Contains(t, strings.Split(w.Header().Get("Access-Control-Allow-Headers"), ", "), header)
+			}
+		}
+		for method, key := range map[string]string{"POST": keyOne, "GET": keyOne, "DELETE": "wrong"} {
+			w := callWith(h, method, "/sandboxes", http.Header{"Origin": {"https://page.example"}, "Sec-Fetch-Site": {"cross-site"}, "X-Api-Key": {key}})
+			require.Equal(t, map[string]int{"POST": 201, "GET": 200, "DELETE": 401}[method], w.Code, "%s %s", name, w.Body)
+			require.Equal(t, []string{"*"}, w.Header()["Access-Control-Allow-Origin"], "browsers refuse two of them")
+			require.Equal(t, []string{"X-Next-Token, X-Total-Running, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset, Retry-After"}, w.Header()["Access-Control-Expose-Headers"])
+			require.NotContains(t, w.Header(), "Access-Control-Allow-Credentials")
+		}
+	}
+	// Without keys every page could make sandboxes.
+	for _, method := range []string{"OPTIONS", "GET", "POST"} {
+		w := callWith(handler(t, &fake{}), method, "/sandboxes", preflight)
+		for name := range w.Header() {
+			require.NotContains(t, name, "Access-Control", method)
+		}
+	}
+}
+
 // Invariant: P6
 func TestForeignHostIsRefusedWithoutKeys(t *testing.T) {
 	ask := func(h http.Handler, host, origin string) *httptest.ResponseRecorder {

@@ -27,6 +27,8 @@ type Error struct {
 	Links []string `json:"-"`
 	// Home is a domain of sandboxes. If it is set, Page is the page of that domain for people.
 	Home string `json:"-"`
+	// AnyOrigin: pages of every origin may read the answer (CORS). The router sets it for the port of agents.
+	AnyOrigin bool `json:"-"`
 	// OutcomeUnknown: the call may have taken effect. The header Should-Retry: false stops E2B's
 	// SDKs from repeating it.
 	OutcomeUnknown bool `json:"-"`

@@ -117,7 +117,7 @@ var kinds = []Kind{
 	{Reason: AgentToken, Code: http.StatusUnauthorized, GRPC: codes.Unauthenticated, By: []Sender{Router},
 		When: "the request is for the agent of a sandbox, and has no token of the agent, or a wrong one", Do: "send `envdAccessToken` of the claim's answer in `X-Access-Token`; for `/files`, a signature will do"},
 	{Reason: CrossOrigin, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{API},
-		When: "a web page of another origin calls the API from a browser", Do: "call it from a program"},
+		When: "a web page of another origin calls an API without keys from a browser", Do: "give the API keys, or call it from a program"},
 	{Reason: Forbidden, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Envoy, API},
 		When: "the role of the key may not make this call; from Envoy: an upgrade other than to WebSocket, or a URL scheme that the listener does not speak", Do: "use a key with the role that the message names; from Envoy: use HTTP or WebSocket, under the listener's scheme"},
 	{Reason: AccessDenied, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Router},

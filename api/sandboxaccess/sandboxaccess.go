@@ -38,6 +38,10 @@ const (
 // AgentPort is the port of E2B's agent.
 const AgentPort = 49983
 
+// AgentExposedHeaders are the headers that a page of any origin may read in answers of AgentPort, in the form of
+// Access-Control-Expose-Headers: those of Connect, and those that E2B's agent adds.
+const AgentExposedHeaders = "Grpc-Status, Grpc-Message, Grpc-Status-Details-Bin, Location, Cache-Control, X-Content-Type-Options"
+
 // minKey is the least length of a cluster key, in bytes.
 const minKey = 32
 

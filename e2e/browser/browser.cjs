@@ -4,7 +4,9 @@
 'use strict'
 const assert = require('node:assert/strict')
 const fs = require('node:fs')
+const http = require('node:http')
 const { createRequire } = require('node:module')
+const { pathToFileURL } = require('node:url')
 
 const { chromium } = createRequire(process.argv[2] + '/x.js')('playwright-core')
 const env = process.env
@@ -157,6 +159,32 @@ const scenarios = {
     assert.equal(answer[0].status(), 200, 'a person may follow a link of a sibling')
   },
 
+  // A page of another origin uses the stock SDK, bundled by Vite: VITE and SDK are the directories with the packages.
+  async sdk (page) {
+    const { build } = await import(pathToFileURL(createRequire(env.VITE + '/x.js').resolve('vite')))
+    const root = fs.mkdtempSync(env.DIR + '/page-')
+    fs.symlinkSync(env.SDK + '/node_modules', root + '/node_modules')
+    fs.writeFileSync(root + '/page.js', "import * as e2b from 'e2b'\nwindow.e2b = e2b\n")
+    fs.writeFileSync(root + '/index.html', '<!doctype html><script type="module" src="/page.js"></script>')
+    await build({ root, logLevel: 'error', configFile: false, build: { outDir: 'dist', target: 'esnext', minify: false } })
+    const server = http.createServer((request, response) => {
+      const file = root + '/dist' + (request.url === '/' ? '/index.html' : request.url)
+      response.setHeader('Content-Type', file.endsWith('.js') ? 'text/javascript' : 'text/html')
+      response.end(fs.existsSync(file) ? fs.readFileSync(file) : '')
+    })
+    await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve))
+    const seen = await (async () => {
+      await page.goto(`http://127.0.0.1:${server.address().port}/`)
+      await page.waitForFunction(() => window.e2b)
+      return page.evaluate(useSDK, { apiKey: env.KEY, domain: env.E2B_DOMAIN, pool: env.POOL, dir: env.DIR })
+    })().finally(() => server.close())
+    assert.deepEqual(seen, {
+      run: [0, 'out\n', 'err\n'], exit: ['CommandExitError', 7], read: 'written ☃', listed: ['file'], watched: 'watched',
+      terminal: true, uploaded: [200, 'signed'], unsigned: [401, 401], noToken: [401, 'agent_token'], unknown: 'sandbox_not_found',
+      running: [true, false], key: 'AuthenticationError', killed: true
+    })
+  },
+
   // Error pages run no script, load nothing and say what to do.
   async pages (page) {
     const complaints = []
@@ -169,6 +197,57 @@ const scenarios = {
     }
     assert.deepEqual(complaints, [])
   }
+}
+
+// useSDK runs in a page that has the SDK. It returns what it has seen.
+async function useSDK ({ apiKey, domain, pool, dir }) {
+  const { Sandbox } = window.e2b
+  const name = (call) => call.then(() => 'none', (e) => e)
+  const until = async (check) => { while (!check()) await new Promise((resolve) => setTimeout(resolve, 10)) } // the test has a limit
+  const json = async (url, options) => { const a = await fetch(url, options); return [a.status, await a.json()] }
+  const seen = {}
+  const sandbox = await Sandbox.create(pool, { apiKey, domain, timeoutMs: 120_000 })
+  const run = await sandbox.commands.run('echo out; echo err >&2')
+  seen.run = [run.exitCode, run.stdout, run.stderr]
+  const exit = await name(sandbox.commands.run('exit 7'))
+  seen.exit = [exit.constructor.name, exit.exitCode]
+
+  const at = dir + '/of the page'
+  const events = []
+  await sandbox.files.makeDir(at)
+  const watch = await sandbox.files.watchDir(at, (e) => events.push(e.name))
+  await sandbox.files.write(at + '/file', 'written ☃')
+  seen.read = await sandbox.files.read(at + '/file')
+  seen.listed = (await sandbox.files.list(at)).map((f) => f.name)
+  await sandbox.files.write(at + '/watched', '')
+  await until(() => events.includes('watched'))
+  seen.watched = 'watched'
+  await watch.stop()
+
+  let screen = ''
+  const terminal = await sandbox.pty.create({ cols: 80, rows: 24, onData: (data) => { screen += new TextDecoder().decode(data) } })
+  await sandbox.pty.sendInput(terminal.pid, new TextEncoder().encode('echo [$((40 + 2))]\n'))
+  await until(() => screen.includes('[42]'))
+  seen.terminal = await sandbox.pty.kill(terminal.pid)
+
+  const form = new FormData()
+  form.append('file', new Blob(['signed']), 'x')
+  const up = await fetch(await sandbox.uploadUrl(at + '/signed'), { method: 'POST', body: form })
+  const down = await sandbox.downloadUrl(at + '/signed')
+  seen.uploaded = [up.status, await (await fetch(down)).text()]
+  const [status, body] = await json(down.replace(/signature=v1_./, 'signature=v1_-')) // the agent refuses it
+  seen.unsigned = [status, body.code]
+
+  const agent = `https://${sandbox.getHost(49983)}`
+  const call = { method: 'POST', headers: { 'content-type': 'application/json', authorization: 'Basic dXNlcjo=' }, body: '{}' }
+  const refused = await json(agent + '/process.Process/List', call) // the router refuses it
+  seen.noToken = [refused[0], refused[1].reason]
+  seen.unknown = (await json(agent.replace(sandbox.sandboxId, 'zzzzzzzzzzzzzzzzzzzz') + '/process.Process/List', call))[1].reason
+  seen.running = [await sandbox.isRunning()]
+  seen.key = (await name(Sandbox.create(pool, { apiKey: 'e2b_00000000000000000000', domain }))).constructor.name
+  seen.killed = await sandbox.kill()
+  seen.running.push(await sandbox.isRunning())
+  return seen
 }
 
 // webSocket runs in a page. It returns what is echoed, or that there is no WebSocket.
