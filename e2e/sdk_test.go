@@ -41,9 +41,9 @@ func TestStockSDKsWorkOverPlainHTTP(t *testing.T) {
 // speaks TLS too. Without an allocator the gateway answers.
 func TestStockSDKsOverTLSNeedOnlyTheDomain(t *testing.T) {
 	all := overTLS
-	all.APITLS, all.Allocators = true, 2
+	all.APITLS, all.Allocators, all.E2BStatuses = true, 2, true
 	e := startAlone(t, 0, all)
-	environment := e.runSDKs(e.domainOnly())
+	environment := e.runSDKs(append(e.domainOnly(), "E2B_STATUSES=yes"))
 	e.useTools("", environment)
 	e.callsOverTLS()
 	for _, a := range e.stack.Allocators {

@@ -54,12 +54,13 @@ type shape struct {
 	Domain      string   `help:"Domain of the sandboxes. Default: localhost, with --tls sandbox.localhost. Browsers and curl resolve names below localhost to this machine."`
 	TLS         bool     `name:"tls" help:"The gateways serve HTTPS, with a certificate of an authority of this cluster's own."`
 	GatewayHost []string `default:"127.0.0.1" help:"Hosts beside the domain at which headers name the sandbox, as E2B's SDKs do with E2B_SANDBOX_URL."`
+	E2BStatuses bool     `name:"e2b-statuses" help:"Answer every client as E2B does for sandboxes that are unknown or have ended, and for closed ports: 502."`
 	Replicas    int      `default:"1" help:"How many allocators and gateways to run."`
 }
 
 // check returns the options of the stack.
 func (s *shape) check() (stack.Options, error) {
-	o := stack.Options{Domain: s.Domain, TLS: s.TLS, GatewayHosts: s.GatewayHost, Allocators: s.Replicas, Gateways: s.Replicas}
+	o := stack.Options{Domain: s.Domain, TLS: s.TLS, GatewayHosts: s.GatewayHost, E2BStatuses: s.E2BStatuses, Allocators: s.Replicas, Gateways: s.Replicas}
 	switch {
 	case s.Domain == "" && s.TLS:
 		o.Domain = "sandbox.localhost"
@@ -75,7 +76,7 @@ func (s *shape) check() (stack.Options, error) {
 
 // args are the flags that have this shape.
 func (s *shape) args() []string {
-	return []string{"--domain=" + s.Domain, fmt.Sprintf("--tls=%t", s.TLS),
+	return []string{"--domain=" + s.Domain, fmt.Sprintf("--tls=%t", s.TLS), fmt.Sprintf("--e2b-statuses=%t", s.E2BStatuses),
 		"--gateway-host=" + strings.Join(s.GatewayHost, ","), fmt.Sprintf("--replicas=%d", s.Replicas)}
 }
 

@@ -45,6 +45,8 @@ type Options struct {
 	APITLS bool
 	// GatewayHosts are hosts beside Domain at which headers name the sandbox.
 	GatewayHosts []string
+	// E2BStatuses answers every client as E2B does for sandboxes that are unknown or have ended, and for closed ports.
+	E2BStatuses bool
 	// MaxStale is that of routers and allocators. Default 15 min.
 	MaxStale time.Duration
 	// LeaseDuration of the allocators; renewal and retry follow from it.
@@ -129,7 +131,7 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 	// Only programs of this machine call an API below localhost, unless someone leads others to it on purpose. With
 	// another domain, which may be the name of a tunnel, an API without keys answers no client of a gateway.
 	local := o.Domain == localDomain || strings.HasSuffix(o.Domain, "."+localDomain)
-	settings := envoy.Settings{API: &envoy.API{Domain: o.Domain, LocalClients: local}}
+	settings := envoy.Settings{API: &envoy.API{Domain: o.Domain, LocalClients: local}, E2BStatuses: o.E2BStatuses}
 	if o.TLS {
 		if settings.TLS, s.CAFile, err = newCertificate(filepath.Join(c.Dir(), "gateway-tls"), o.Domain); err != nil {
 			return nil, err
@@ -344,9 +346,12 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, allocators []*Allocato
 			return nil, "", err
 		}
 		url = "http://" + admin.String()
-		var hosts []string
+		var more []string
 		if len(o.GatewayHosts) > 0 {
-			hosts = []string{"--gateway-hosts=" + strings.Join(o.GatewayHosts, ",")}
+			more = append(more, "--gateway-hosts="+strings.Join(o.GatewayHosts, ","))
+		}
+		if o.E2BStatuses {
+			more = append(more, "--e2b-statuses")
 		}
 		return &proc.Server{
 			Name: name, Supervisor: c.Supervisor(), Log: filepath.Join(c.Dir(), name+".log"),
@@ -355,7 +360,7 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, allocators []*Allocato
 				"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
 				"--socket=" + g.routerSocket, "--admin-listen=" + admin.String(),
 				"--envoy-admin=" + g.adminSocket, "--max-stale=" + o.MaxStale.String(),
-			}, slices.Concat(hosts, o.RouterArgs)...),
+			}, slices.Concat(more, o.RouterArgs)...),
 			Check: func(ctx context.Context) error { return proc.GetOK(ctx, http.DefaultClient, url+"/readyz") },
 		}, url, nil
 	}

@@ -109,7 +109,11 @@ async function main() {
   }
   assert.equal(await Sandbox.kill(sandbox.sandboxId), false)
   assert.equal(await sandbox.isRunning(), false)
-  assert.equal((await get(sandbox.getHost(8080))).code, 410)
+  const ended = await get(sandbox.getHost(8080))
+  assert.equal(ended.code, process.env.E2B_STATUSES ? 502 : 410)
+  if (process.env.E2B_STATUSES) {
+    assert.deepEqual(JSON.parse(ended.body), { sandboxId: sandbox.sandboxId, message: 'The sandbox was not found', code: 502 })
+  }
   const notFound = sdk.SandboxNotFoundError ? 'SandboxNotFoundError' : 'NotFoundError'
   await fails(notFound, Sandbox.connect(sandbox.sandboxId))
   await fails(notFound, sandbox.setTimeout(1000))

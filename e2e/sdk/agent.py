@@ -108,7 +108,10 @@ def main():
         assert s.kill() is True
     assert sandbox.kill() is False
     assert sandbox.is_running() is False
-    assert get(sandbox.get_host(8080))[0] == 410
+    code, body = get(sandbox.get_host(8080))
+    assert code == (502 if "E2B_STATUSES" in os.environ else 410)
+    if "E2B_STATUSES" in os.environ:
+        assert json.loads(body) == {"sandboxId": sandbox.sandbox_id, "message": "The sandbox was not found", "code": 502}
     not_found = "SandboxNotFoundException" if hasattr(e2b, "SandboxNotFoundException") else "NotFoundException"
     fails(not_found, Sandbox.connect, sandbox.sandbox_id)
     fails(not_found, sandbox.set_timeout, 1)
