@@ -108,7 +108,8 @@ func TestOnlyACredentialOfTheSandboxOpensIt(t *testing.T) {
 				require.Equal(t, denied, refusal.Reason, access)
 				require.Equal(t, 403, refusal.Code)
 				require.NotContains(t, h.events, "begin abc", "a refused request is no activity")
-				_, missing := always(private(t, access), nil).withKeys().decider().decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, unheld)
+				bare := request{authority: c.request.authority, e2bID: c.request.e2bID, e2bPort: c.request.e2bPort, method: []byte("GET")}
+				_, missing := always(private(t, access), nil).withKeys().decider().decide(t.Context(), &bare, unheld)
 				require.Equal(t, missing, refusal, "the answer does not tell a wrong credential from none")
 			}
 		})
