@@ -128,8 +128,8 @@ func (b *body) Read(p []byte) (int, error) {
 // HandleOpen is Handle for a handler that every request reaches, also before the configuration.
 func (a *Agent) HandleOpen(pattern string, h http.Handler) { a.mux.Handle(pattern, h) }
 
-// ServeHTTP implements http.Handler. Pages of every origin may read the answers (CORS): they have to know the token, and
-// a browser has no credential of its own for the agent. The router answers their preflights.
+// ServeHTTP implements http.Handler. Pages of every origin may read the answers (CORS): they have to know the token,
+// and a browser has no credential of its own for the agent. The router answers their preflights.
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Access-Control-Allow-Origin", "*")
 	w.Header().Set("Access-Control-Expose-Headers", sandboxaccess.AgentExposedHeaders)
