@@ -12,6 +12,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 )
 
@@ -86,7 +87,28 @@ func (a *api) claimOf(request *openapi.NewSandbox) (c core.Claim, err error) {
 	if c.MinBytes, err = minBytesOf(request.Activity, request.MinBytesPerMinute); err != nil {
 		return c, err
 	}
+	if err := a.checkPause(request); err != nil {
+		return c, err
+	}
 	return c, a.accessOf(request, &c.Binding)
+}
+
+// checkPause refuses a claim that asks for a pause, unless its pool accepts that there is none.
+func (a *api) checkPause(request *openapi.NewSandbox) error {
+	field := ""
+	switch {
+	case deref(request.AutoPause, false):
+		field = "autoPause"
+	case request.AutoResume != nil && deref(request.AutoResume.Enabled, false):
+		field = "autoResume.enabled"
+	default:
+		return nil
+	}
+	if pool, ok := a.Allocator.Pool(request.TemplateID); ok && pool.Spec.AcceptPause == v1alpha1.PauseEnds {
+		return nil
+	}
+	return notImplemented("%s: Berth does not pause sandboxes. Leave it out: at its end a sandbox is released. "+
+		"With acceptPause: End the pool accepts the field, and releases the sandbox all the same", field)
 }
 
 func checkMetadata(metadata map[string]string) error {

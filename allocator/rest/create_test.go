@@ -11,9 +11,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
 func TestCreateAnswersInE2BShape(t *testing.T) {
@@ -177,20 +179,34 @@ func TestMetadataAndBodyMayReachTheirLimits(t *testing.T) {
 
 func TestUnsupportedFieldsAreRefusedByName(t *testing.T) {
 	for body, says := range map[string]string{
-		`"autoPause":true`:                          "autoPause: Berth does not pause",
-		`"autoResume":{"enabled":true}`:             "autoResume.enabled: Berth does not pause",
-		`"allow_internet_access":false`:             "allow_internet_access: Use a NetworkPolicy",
-		`"network":{"allowPublicTraffic":false}`:    "access: token needs a key",
-		`"access":"team"`:                           "access: team needs a key",
-		`"network":{"denyOut":["10.0.0.0/8"]}`:      "network.denyOut: Use a NetworkPolicy",
-		`"volumeMounts":[{"name":"a","path":"/a"}]`: "volumeMounts: Put volumes",
-		`"mcp":{"x":{}}`:                            "mcp: ",
-		`"iam":{"x":1}`:                             "iam: ",
+		`"autoPause":true`: "autoPause: Berth does not pause",
+		`"autoPause":false,"autoResume":{"enabled":true}`: "autoResume.enabled: Berth does not pause",
+		`"allow_internet_access":false`:                   "allow_internet_access: Use a NetworkPolicy",
+		`"network":{"allowPublicTraffic":false}`:          "access: token needs a key",
+		`"access":"team"`:                                 "access: team needs a key",
+		`"network":{"denyOut":["10.0.0.0/8"]}`:            "network.denyOut: Use a NetworkPolicy",
+		`"volumeMounts":[{"name":"a","path":"/a"}]`:       "volumeMounts: Put volumes",
+		`"mcp":{"x":{}}`:                                  "mcp: ",
+		`"iam":{"x":1}`:                                   "iam: ",
 	} {
 		f := &fake{}
 		w := call(handler(t, f), "POST", "/v2/sandboxes", `{"templateID":"python",`+body+`}`)
 		require.Contains(t, refusal(t, w, 501, apierror.NotImplemented).Message, says)
 		require.Empty(t, f.pool)
+	}
+}
+
+func TestPoolMayAcceptPausesThatAreEnds(t *testing.T) {
+	const body = `{"templateID":"python","timeout":60,"autoPause":true,"autoResume":{"enabled":true}}`
+	for setting, code := range map[v1alpha1.AcceptPause]int{"": 501, v1alpha1.PauseRefused: 501, v1alpha1.PauseEnds: 201} {
+		f := &fake{pools: []*v1alpha1.SandboxPool{{
+			ObjectMeta: metav1.ObjectMeta{Name: "python"}, Spec: v1alpha1.SandboxPoolSpec{AcceptPause: setting},
+		}}}
+		w := call(handler(t, f), "POST", "/sandboxes", body)
+		require.Equal(t, code, w.Code, w.Body)
+		if code == 201 {
+			require.Equal(t, time.Minute, f.claim.Lifetime, "it ends at its timeout")
+		}
 	}
 }
 

@@ -726,12 +726,16 @@ type NewClaims struct {
 	AllowInternetAccess *bool         `json:"allow_internet_access,omitempty"`
 
 	// AtLeast How many are enough when waitTimeout is over. Absent: count.
-	AtLeast   *int  `json:"atLeast,omitempty"`
+	AtLeast *int `json:"atLeast,omitempty"`
+
+	// AutoPause Answered 501 if it is true, because Berth does not pause sandboxes. With acceptPause End of the pool it
+	// is accepted, and the sandbox is released at its timeout all the same.
 	AutoPause *bool `json:"autoPause,omitempty"`
 
 	// AutoPauseMemory Without meaning, because Berth does not pause sandboxes.
 	AutoPauseMemory *bool `json:"autoPauseMemory,omitempty"`
 	AutoResume      *struct {
+		// Enabled As autoPause.
 		Enabled *bool `json:"enabled,omitempty"`
 	} `json:"autoResume,omitempty"`
 
@@ -818,11 +822,15 @@ type NewSandbox struct {
 	// Activity The pool's if it is absent.
 	Activity            *ActivityMode `json:"activity,omitempty"`
 	AllowInternetAccess *bool         `json:"allow_internet_access,omitempty"`
-	AutoPause           *bool         `json:"autoPause,omitempty"`
+
+	// AutoPause Answered 501 if it is true, because Berth does not pause sandboxes. With acceptPause End of the pool it
+	// is accepted, and the sandbox is released at its timeout all the same.
+	AutoPause *bool `json:"autoPause,omitempty"`
 
 	// AutoPauseMemory Without meaning, because Berth does not pause sandboxes.
 	AutoPauseMemory *bool `json:"autoPauseMemory,omitempty"`
 	AutoResume      *struct {
+		// Enabled As autoPause.
 		Enabled *bool `json:"enabled,omitempty"`
 	} `json:"autoResume,omitempty"`
 

@@ -151,8 +151,6 @@ func TestOnlyWhatChangesBehaviourIsRefused(t *testing.T) {
 	}
 	for fields, field := range map[string]string{
 		`"allow_internet_access":false`:  "allow_internet_access",
-		`"autoPause":true`:               "autoPause",
-		`"autoResume":{"enabled":true}`:  "autoResume.enabled",
 		`"network":{"allowOut":["a.b"]}`: "network.allowOut",
 		`"mcp":{"a":{}}`:                 "mcp",
 	} {

@@ -179,6 +179,15 @@ type SandboxPoolSpec struct {
 	// +optional
 	AcceptVolumes bool `json:"acceptVolumes,omitempty"`
 
+	// acceptPause says what becomes of a claim that asks to be paused at its timeout (autoPause, which E2B's
+	// SDKs send for onTimeout "pause"). Berth pauses no sandbox. Never: the claim is answered 501. End: the
+	// claim is accepted, and the sandbox is released at its timeout all the same. Its memory and its files are
+	// lost then, although the client may expect to find them again. Default: Never. A change applies to later
+	// claims.
+	// +kubebuilder:default=Never
+	// +optional
+	AcceptPause AcceptPause `json:"acceptPause,omitempty"`
+
 	// idleTimeoutSeconds is the time without activity, in seconds, after which a sandbox is
 	// released, with reason IdleTimeout: 5 to 31,536,000 (365 days), or 0 for never. Default: 3600. A
 	// claim can set its own (idleTimeout). A change applies to later claims. The field activity
@@ -317,6 +326,17 @@ type PoolAgent struct {
 	// +optional
 	Busy AgentBusy `json:"busy,omitempty"`
 }
+
+// AcceptPause says what becomes of a claim that asks to be paused at its timeout.
+//
+// +kubebuilder:validation:Enum=Never;End
+type AcceptPause string
+
+// What can become of it.
+const (
+	PauseRefused AcceptPause = "Never"
+	PauseEnds    AcceptPause = "End"
+)
 
 // AgentBusy is what the agent counts as work.
 //
