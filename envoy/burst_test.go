@@ -15,10 +15,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"golang.org/x/net/http2"
@@ -111,10 +113,13 @@ func asInTheChart(t *testing.T) (*gateway, inTheChart) {
 	require.NoError(t, yaml.Unmarshal(raw, &chart))
 
 	at := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "served") })).addr
+	silent := silence(t)
 	socket := filepath.Join(t.TempDir(), "router.sock")
 	server, err := extproc.New(extproc.Options{
 		Socket: socket, Hosts: extproc.Hosts{Domain: sandboxDomain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
-		Routes:    &undecided{routes{at: map[string]routecache.Route{"abc": {Addr: at.Addr(), DefaultPort: at.Port()}}}},
+		Routes: &undecided{routes{at: map[string]routecache.Route{
+			"abc": {Addr: at.Addr(), DefaultPort: at.Port()}, "silent": {Addr: silent.Addr(), DefaultPort: silent.Port()},
+		}}},
 		Sandboxes: sandboxes(t, at), TeamKeys: &extproc.TeamKeys{}, Metrics: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
@@ -133,6 +138,29 @@ func asInTheChart(t *testing.T) (*gateway, inTheChart) {
 			s.RouterSocket, s.MaxHeap = socket, chart.Envoy.MaxHeapBytes
 			s.MaxConnections, s.MaxStreams, s.MaxHeaderKiB = chart.Gateway.MaxConnections, chart.Gateway.MaxStreams, chart.Gateway.MaxHeaderKiB
 		}}), chart
+}
+
+// silence is the address of a program that accepts connections, and reads nothing.
+func silence(t *testing.T) netip.AddrPort {
+	t.Helper()
+	// The kernel keeps as little as it can, so that Envoy keeps the rest.
+	l, err := (&net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10) }), err)
+	}}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var accepting sync.WaitGroup
+	accepting.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+		}
+	})
+	t.Cleanup(func() { l.Close(); accepting.Wait() })
+	return netip.MustParseAddrPort(l.Addr().String())
 }
 
 // undecided knows routes, and learns nothing about other sandboxes.
@@ -185,6 +213,24 @@ func (g *gateway) burst(n int, part, rest []byte) {
 	done.Wait()
 }
 
+// servesAgain waits until a sandbox that the router knows is served.
+func (g *gateway) servesAgain() {
+	g.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	require.Eventually(g, func() bool {
+		request, err := http.NewRequestWithContext(g.Context(), http.MethodGet, "http://"+g.addr+"/", nil)
+		require.NoError(g, err)
+		request.Host = "abc." + sandboxDomain
+		response, err := client.Do(request)
+		if err != nil {
+			return g.ended()
+		}
+		defer response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	}, time.Minute, 100*time.Millisecond)
+	require.False(g, g.ended(), "Envoy was ended at %d MiB", g.memory.most())
+}
+
 // ended reports whether Envoy has ended.
 func (g *gateway) ended() bool {
 	select {
@@ -233,21 +279,53 @@ func TestBurstOfUndecidedRequestsEndsNoEnvoy(t *testing.T) {
 			g, chart := asInTheChart(t)
 			send(g, chart)
 			require.False(t, g.ended(), "Envoy was ended at %d MiB", g.memory.most())
-			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
-			require.Eventually(t, func() bool {
-				request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+g.addr+"/", nil)
-				require.NoError(t, err)
-				request.Host = "abc." + sandboxDomain
-				response, err := client.Do(request)
-				if err != nil {
-					return g.ended()
-				}
-				defer response.Body.Close()
-				return response.StatusCode == http.StatusOK
-			}, time.Minute, 100*time.Millisecond, "a sandbox that the router knows is served again")
-			require.False(t, g.ended(), "Envoy was ended at %d MiB", g.memory.most())
+			g.servesAgain()
 			t.Logf("at most %d of %d MiB; %d requests were decoded, %d of them shed", g.memory.most(), chart.Envoy.Resources.Limits.Memory.Value()>>20,
 				g.counter(`http\.ingress\.downstream_rq_total`), g.counter(`http\.ingress\.downstream_rq_overload_close`))
+		})
+	}
+}
+
+// Each upload waits in Envoy for a sandbox that does not read, with the window of its stream and a buffer to the sandbox.
+// All of them want more than the limit of the container.
+// Invariant: P8
+func TestUploadsToASilentSandboxEndNoEnvoy(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs Envoy and a memory cgroup")
+	}
+	for name, c := range map[string]struct{ connections, each int }{
+		"one on each connection": {4000, 1}, "as many as a connection can have": {80, 120},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, chart := asInTheChart(t)
+			var sent counter
+			var uploading sync.WaitGroup
+			ctx, cancel := context.WithCancel(t.Context())
+			for range c.connections {
+				var p http.Protocols
+				p.SetUnencryptedHTTP2(true)
+				transport := &http.Transport{Protocols: &p, DisableCompression: true, ReadBufferSize: 1 << 10}
+				defer transport.CloseIdleConnections()
+				for range c.each {
+					uploading.Go(func() {
+						request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+g.addr+"/", io.TeeReader(io.LimitReader(zeros{}, 64<<20), &sent))
+						if assert.NoError(t, err) {
+							request.Host = "silent." + sandboxDomain
+							if response, err := transport.RoundTrip(request); err == nil { // Envoy may refuse, or end the connection
+								_ = response.Body.Close()
+							}
+						}
+					})
+				}
+			}
+			all := sent.stands(t, 60)
+			require.False(t, g.ended(), "Envoy was ended at %d MiB", g.memory.most())
+			t.Logf("the clients have sent %d MiB; Envoy had at most %d of %d MiB; %d requests were decoded, %d of them shed", all>>20,
+				g.memory.most(), chart.Envoy.Resources.Limits.Memory.Value()>>20, g.counter(`http\.ingress\.downstream_rq_total`),
+				g.counter(`http\.ingress\.downstream_rq_overload_close`))
+			cancel()
+			uploading.Wait()
+			g.servesAgain()
 		})
 	}
 }

@@ -122,3 +122,26 @@ func (g *gateway) h2(headers ...string) answer {
 		}
 	}
 }
+
+// A client sends at most one window in each round trip. More would be more memory than an upload over HTTP/1.1 takes.
+// Invariant: P8
+func TestUploadsOverHTTP2NeedFewRoundTrips(t *testing.T) {
+	g := startGateway(t)
+	c := dialH2(t, g.addr)
+	const perDefault = 65_535 // RFC 9113, section 6.9.2
+	stream, connection := uint32(0), uint32(perDefault)
+	for stream == 0 || connection == perDefault {
+		frame, err := c.framer.ReadFrame()
+		require.NoError(t, err)
+		switch f := frame.(type) {
+		case *http2.SettingsFrame:
+			if window, ok := f.Value(http2.SettingInitialWindowSize); ok {
+				stream = window
+			}
+		case *http2.WindowUpdateFrame:
+			connection += f.Increment
+		}
+	}
+	require.EqualValues(t, 128<<10, stream)
+	require.EqualValues(t, 16*stream, connection, "uploads that stand still must leave room for others")
+}

@@ -175,19 +175,26 @@ func (e *edge) flat(f func()) {
 	require.Less(e, highest-before, int64(most))
 }
 
-// stalls waits until the sandbox sends no more, because the client does not
-// read, and requires that most of it is still to be sent.
-func (e *edge) stalls(sent *counter, size int64) {
-	e.Helper()
+// stands waits until the counter has not changed for so many looks, 20 of them in a second, and returns it.
+func (c *counter) stands(t *testing.T, looks int) int64 {
+	t.Helper()
 	last, still := int64(-1), 0
-	require.Eventually(e, func() bool {
-		if now := sent.Load(); now != last {
+	require.Eventually(t, func() bool {
+		if now := c.Load(); now != last {
 			last, still = now, 0
 		} else {
 			still++
 		}
-		return still == 10
-	}, time.Minute, 50*time.Millisecond)
+		return still == looks
+	}, 2*time.Minute, 50*time.Millisecond)
+	return last
+}
+
+// stalls waits until the sandbox sends no more, because the client does not
+// read, and requires that most of it is still to be sent.
+func (e *edge) stalls(sent *counter, size int64) {
+	e.Helper()
+	last := sent.stands(e.T, 10)
 	e.Logf("the sandbox has sent %d MiB to a client that does not read", last>>20)
 	require.Less(e, last, size/2, "what is not read must wait at the sandbox")
 }
