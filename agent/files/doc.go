@@ -9,6 +9,19 @@
 // groups and no capability ([as]). A path is not confined otherwise, and symbolic links lead where they lead
 // for a process. An agent that is not root acts as its own user.
 //
+// [Options.Anywhere] adds one right to it. What is missing on a path is made although the user may not, and belongs to
+// the user, if the last directory that exists belongs to root: the first missing directory, or a new file, or the new
+// name of what is moved.
+//
+//   - That directory is found with the rights of the user and without following a symbolic link. It is held open, and
+//     what is made is named in it. No path is resolved with more rights than those of the user.
+//   - The thread that makes the name is one of the user with CAP_DAC_OVERRIDE, so what it makes has the right owner
+//     from the beginning. It makes new names only (O_EXCL, RENAME_NOREPLACE), so nothing that exists is changed.
+//   - What is moved is taken away from its old name by a thread without the capability.
+//   - Nothing is made below /dev, /proc and /sys, and on file systems of the kernel.
+//
+// Rules that hold for every call:
+//
 //   - A path that leads into the agent's own process in /proc, as /proc/self does, is refused: the kernel shows
 //     the memory map and the open files of a process to each of its threads. /proc/mounts and /proc/net, which
 //     are alike for every process, are served.

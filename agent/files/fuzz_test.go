@@ -101,7 +101,7 @@ func homeOf(f *testing.F) *Service {
 	s, err := New(Options{Account: func(string) (accounts.Account, error) { return account, nil }})
 	require.NoError(f, err)
 	f.Cleanup(func() { _ = s.Close() })
-	require.NoError(f, Write(account, "a/b", []byte("0123456789"), 0o644))
+	require.NoError(f, s.Write(account, "a/b", []byte("0123456789"), 0o644))
 	return s
 }
 

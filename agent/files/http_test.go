@@ -351,11 +351,11 @@ func FuzzUpload(f *testing.F) {
 func TestConfigurationWritesLikeAnUpload(t *testing.T) {
 	s := start(t)
 	account := self(s.home)
-	require.NoError(t, Write(account, "a/b", []byte("x"), 0o600))
+	require.NoError(t, s.Write(account, "a/b", []byte("x"), 0o600))
 	require.Equal(t, "x", s.contents("a/b"))
 	info, err := os.Stat(s.path("a/b"))
 	require.NoError(t, err)
 	require.EqualValues(t, 0o600, info.Mode().Perm())
-	require.ErrorContains(t, Write(account, "a", []byte("secret"), 0), "is a directory")
-	require.NotContains(t, Write(account, "a\x00", []byte("secret"), 0).Error(), "secret")
+	require.ErrorContains(t, s.Write(account, "a", []byte("secret"), 0), "is a directory")
+	require.NotContains(t, s.Write(account, "a\x00", []byte("secret"), 0).Error(), "secret")
 }

@@ -23,6 +23,11 @@ import (
 // itself. The thread ends with f, so that the agent never goes on with the rights of a user. It also loses
 // all capabilities, because some (CAP_SYS_PTRACE for /proc) would count for f.
 func as(account *accounts.Account, f func() error, paths ...string) error {
+	return withRights(account, 0, f, paths...)
+}
+
+// withRights is as with these capabilities (a set of bits), which the agent must have.
+func withRights(account *accounts.Account, capabilities uint32, f func() error, paths ...string) error {
 	guarded := func() error {
 		for _, path := range paths {
 			if inAgent(path) {
@@ -47,7 +52,7 @@ func as(account *accounts.Account, f func() error, paths ...string) error {
 			o.panicked = recover()
 			done <- o
 		}()
-		if o.err = become(account); o.err == nil {
+		if o.err = become(account, capabilities); o.err == nil {
 			o.err = guarded()
 		}
 	}()
@@ -58,9 +63,9 @@ func as(account *accounts.Account, f func() error, paths ...string) error {
 	return o.err
 }
 
-// become gives the calling thread, and no other, the rights of an account. The functions of package
-// syscall of these names change every thread.
-func become(account *accounts.Account) error {
+// become gives the calling thread, and no other, the rights of an account and these capabilities. The functions of
+// package syscall of these names change every thread.
+func become(account *accounts.Account, capabilities uint32) error {
 	groups := append([]uint32{}, account.Groups...)
 	var first unsafe.Pointer
 	if len(groups) > 0 {
@@ -81,8 +86,11 @@ func become(account *accounts.Account) error {
 		}
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var none [2]unix.CapUserData
-	if err := unix.Capset(&header, &none[0]); err != nil {
+	kept := [2]unix.CapUserData{{Effective: capabilities, Permitted: capabilities}}
+	switch err := unix.Capset(&header, &kept[0]); {
+	case err != nil && capabilities != 0:
+		return fmt.Errorf("the container lacks CAP_DAC_OVERRIDE, so the agent makes nothing in directories of root: %w", err)
+	case err != nil:
 		return fmt.Errorf("giving up capabilities for user %q: %w", account.Name, err)
 	}
 	return nil

@@ -161,7 +161,7 @@ func TestUploadKeepsOwnerAndGroupOfTheFile(t *testing.T) {
 			require.NoError(t, err)
 			by := *c.by
 			by.Groups = []uint32{34}
-			require.NoError(t, Write(by, path, []byte("new"), 0))
+			require.NoError(t, startFor(t, user).Write(by, path, []byte("new"), 0))
 			after, err := os.Stat(path)
 			require.NoError(t, err)
 			stat := after.Sys().(*unixStat)
@@ -216,6 +216,14 @@ func TestNoThreadKeepsTheRightsOfAUser(t *testing.T) {
 				return failed
 			})
 			assert.Equal(t, failed, err)
+			assert.Equal(t, failed, making(&account, func() error {
+				status, _ := os.ReadFile("/proc/thread-self/status")
+				const override = "0000000000000002"
+				if fields := statusFields(string(status)); fields["CapEff"] != override || fields["CapPrm"] != override {
+					return errors.New(string(status))
+				}
+				return failed
+			}))
 		})
 	}
 	all.Wait()
@@ -236,7 +244,8 @@ func TestNoThreadKeepsTheRightsOfAUser(t *testing.T) {
 		}
 		// A thread that has ended its goroutine is on its way out; the first one of a process waits.
 		if fields := statusFields(string(status)); fields["Uid"] != "0\t0\t0\t0" {
-			require.Equal(t, "0000000000000000", fields["CapPrm"], "a thread that acted for a user is the agent again")
+			require.Contains(t, []string{"0000000000000000", "0000000000000002"}, fields["CapPrm"],
+				"a thread that acted for a user is the agent again")
 		}
 	}
 	require.Equal(t, was, groups())
@@ -285,14 +294,19 @@ func TestAgentThatIsNotRootActsAsItself(t *testing.T) {
 	require.ErrorIs(t, err, unix.EPERM)
 	require.ErrorContains(t, err, `user "other"`)
 	require.False(t, called)
+	s.o.Anywhere = true
+	answer, text = s.post("/etc/berth/new", strings.NewReader("x"))
+	require.Equal(t, http.StatusForbidden, answer.StatusCode)
+	require.Contains(t, text, "the agent does not run as root, so spec.agent.newFiles of the pool changes nothing")
 }
 
 func TestRefusedUploadNamesTheFileThatWasAsked(t *testing.T) {
 	s := startFor(t, stranger(t))
 	s.put("theirs/file", "")
+	const advice = `; spec.agent.newFiles: Anywhere of the pool lets user "nobody" make it`
 	for name, says := range map[string]string{
-		"theirs/new":     s.path("theirs/new") + ": permission denied",
-		"theirs/dir/new": "directory " + s.path("theirs/dir") + " cannot be made: permission denied",
+		"theirs/new":     s.path("theirs/new") + ": permission denied" + advice,
+		"theirs/dir/new": "directory " + s.path("theirs/dir") + " cannot be made: permission denied" + advice,
 	} {
 		answer, text := s.post(name, strings.NewReader("x"))
 		require.Equal(t, http.StatusForbidden, answer.StatusCode, text)

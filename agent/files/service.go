@@ -36,6 +36,8 @@ type Options struct {
 	// Dir returns the absolute path of the directory in which relative paths begin, or "" for the home
 	// of the account. Nil is "".
 	Dir func() string
+	// Anywhere: what a user may not make is made in directories of root too, see the package comment.
+	Anywhere bool
 }
 
 // Service serves files and directories. Its methods may be called concurrently.
@@ -122,6 +124,13 @@ func (s *Service) MakeDir(_ context.Context, r *connect.Request[filesystempb.Mak
 		return nil, err
 	}
 	var e *filesystempb.EntryInfo
+	create := func() error {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return parentError(err, path)
+		}
+		e, err = newDescriber().entry(path)
+		return err
+	}
 	err = as(account, func() error {
 		// E2B's SDKs take AlreadyExists for an answer, so it must mean a directory.
 		switch info, err := os.Stat(path); {
@@ -132,12 +141,13 @@ func (s *Service) MakeDir(_ context.Context, r *connect.Request[filesystempb.Mak
 		case !errors.Is(err, fs.ErrNotExist):
 			return parentError(err, path)
 		}
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			return parentError(err, path)
-		}
-		e, err = newDescriber().entry(path)
-		return err
+		return create()
 	}, path)
+	if errors.Is(err, fs.ErrPermission) {
+		if err = s.makeFirst(account, path, err); err == nil {
+			err = as(account, create, path)
+		}
+	}
 	if err != nil {
 		return nil, coded(err)
 	}
@@ -165,28 +175,43 @@ func (s *Service) Move(_ context.Context, r *connect.Request[filesystempb.MoveRe
 	if err != nil {
 		return nil, err
 	}
-	var e *filesystempb.EntryInfo
-	err = as(account, func() error {
+	move := func() error {
 		if _, err := os.Lstat(from); err != nil {
 			return err
 		}
 		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 			return parentError(err, to)
 		}
-		if err := unix.Rename(from, to); err != nil {
-			return moveError(from, to, err)
+		return moveError(from, to, unix.Rename(from, to))
+	}
+	dirs := []string{filepath.Dir(from), filepath.Dir(to)}
+	err = as(account, move, dirs...)
+	if errors.Is(err, fs.ErrPermission) {
+		var p *place
+		if p, err = s.placeFor(account, to, err); err != nil {
+			return nil, coded(err)
 		}
-		e, err = newDescriber().entry(to)
-		return err
-	}, filepath.Dir(from), filepath.Dir(to))
+		defer p.close()
+		if len(p.missing) == 1 {
+			err = moveError(from, to, p.receive(account, from))
+		} else if err = p.makeDirectory(account); err == nil {
+			err = as(account, move, dirs...)
+		}
+	}
 	if err != nil {
 		return nil, coded(err)
+	}
+	e, err := describe(account, to)
+	if err != nil {
+		return nil, err
 	}
 	return connect.NewResponse(&filesystempb.MoveResponse{Entry: e}), nil
 }
 
 func moveError(from, to string, err error) error {
 	switch {
+	case err == nil:
+		return nil
 	case errors.Is(err, unix.EXDEV):
 		return problem(connect.CodeFailedPrecondition,
 			"%s and %s are on different file systems; run mv as a command, which copies", from, to)

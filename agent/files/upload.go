@@ -53,7 +53,7 @@ func (u *upload) write(text string, body io.Reader) error {
 			return invalid("%.200q is in the request twice", name)
 		}
 	}
-	if err := writeFile(u.account, name, body, u.metadata, 0); err != nil {
+	if err := u.s.writeFile(u.account, name, body, u.metadata, 0); err != nil {
 		return err
 	}
 	u.done = append(u.done, written{Name: path.Base(name), Path: name, Type: "file", Metadata: u.metadata})

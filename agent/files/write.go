@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -74,37 +75,44 @@ type target struct {
 	// file receives the contents. It is at staged until they are complete, or name itself if staged is "".
 	file   *os.File
 	staged string
+	// dir is set if both are new names in this directory of root, see place.
+	dir *os.File
 	// mode is what the file gets, 0 to leave it as it is.
 	mode fs.FileMode
 }
 
 // Write writes a file of the sandbox's configuration for an account, as an upload does. A relative path
 // begins at the home. Mode 0 is that of an upload.
-func Write(account accounts.Account, path string, contents []byte, mode fs.FileMode) error {
+func (s *Service) Write(account accounts.Account, path string, contents []byte, mode fs.FileMode) error {
 	name, err := resolve(path, &account, "")
 	if err == nil {
-		err = writeFile(&account, name, bytes.NewReader(contents), nil, mode)
+		err = s.writeFile(&account, name, bytes.NewReader(contents), nil, mode)
 	}
 	return coded(err)
 }
 
 // writeFile makes a file with the contents of body, or gives an existing one new contents. Mode 0 keeps
 // that of an existing file.
-func writeFile(account *accounts.Account, name string, body io.Reader, metadata map[string]string, mode fs.FileMode,
+func (s *Service) writeFile(account *accounts.Account, name string, body io.Reader, metadata map[string]string,
+	mode fs.FileMode,
 ) error {
-	var t *target
-	err := as(account, func() (err error) {
-		t, err = openTarget(name)
-		return err
-	}, name)
+	rights := as
+	t, err := openAs(account, name)
+	if errors.Is(err, fs.ErrPermission) {
+		t, err = s.openAnywhere(account, name, t.named(err))
+	}
 	if err != nil {
 		return t.named(err)
+	}
+	if t.dir != nil {
+		defer t.dir.Close()
+		rights = func(account *accounts.Account, f func() error, _ ...string) error { return making(account, f) }
 	}
 	if mode != 0 {
 		t.mode = mode.Perm()
 	}
 	copyErr := copyAll(t.file, body)
-	err = as(account, func() error {
+	err = rights(account, func() error {
 		if copyErr == nil {
 			return t.commit(metadata)
 		}
@@ -120,6 +128,15 @@ func (t *target) named(err error) error {
 		p.Path = t.name
 	}
 	return err
+}
+
+// openAs prepares the writing of a file with the rights of an account.
+func openAs(account *accounts.Account, name string) (t *target, err error) {
+	err = as(account, func() (err error) {
+		t, err = openTarget(name)
+		return err
+	}, name)
+	return t, err
 }
 
 // openTarget prepares the writing of a file.
@@ -238,7 +255,15 @@ func (t *target) commit(metadata map[string]string) error {
 	if t.staged == "" {
 		return err
 	}
-	if err == nil {
+	switch {
+	case err != nil:
+	case t.dir != nil:
+		in := int(t.dir.Fd())
+		err = unix.Renameat2(in, filepath.Base(t.staged), in, filepath.Base(t.name), unix.RENAME_NOREPLACE)
+		if err != nil {
+			err = &fs.PathError{Op: "rename", Path: t.name, Err: err}
+		}
+	default:
 		err = os.Rename(t.staged, t.name)
 	}
 	if err != nil {
@@ -247,14 +272,19 @@ func (t *target) commit(metadata map[string]string) error {
 	}
 	// Programs that watch the file expect that it was written to, which a rename does not say.
 	_ = t.file.Chmod(t.mode)
-	now := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_NOW}}
-	_ = unix.UtimesNanoAt(unix.AT_FDCWD, t.name, now, unix.AT_SYMLINK_NOFOLLOW)
+	now := [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_NOW}}
+	// The file itself, without a path: futimens(3).
+	_, _, _ = unix.Syscall6(unix.SYS_UTIMENSAT, t.file.Fd(), 0, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
 	return nil
 }
 
 // discard removes contents that are not complete. A file that is written in place keeps what it has.
 func (t *target) discard() {
-	if t.staged != "" {
+	switch {
+	case t.staged == "":
+	case t.dir != nil:
+		_ = unix.Unlinkat(int(t.dir.Fd()), filepath.Base(t.staged), 0)
+	default:
 		_ = os.Remove(t.staged)
 	}
 }

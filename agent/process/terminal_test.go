@@ -38,7 +38,7 @@ func TestTerminalOfUnknownSizeIsServed(t *testing.T) {
 	r := terminal("stty size; read line; stty size")
 	r.Pty.Size = &processpb.PTY_Size{}
 	p := s.start(t.Context(), r)
-	p.until("0 0\r\n")
+	require.Equal(t, "0 0\r\n", p.until("\n"))
 	for _, size := range []*processpb.PTY_Size{{Cols: 9, Rows: 7}, {}} {
 		update := &processpb.UpdateRequest{Process: p.selector(), Pty: &processpb.PTY{Size: size}}
 		_, err := s.Update(t.Context(), connect.NewRequest(update))

@@ -18,11 +18,12 @@ import (
 // The agent in a pod: an init container copies its program into a volume, which the first container
 // mounts, and whose command the agent becomes.
 const (
-	agentName    = "berth-agent" // of the installed program, the volume and the init container
-	agentInImage = "agent"       // the program in its image
-	agentDir     = "/berth"
-	agentProgram = agentDir + "/" + agentName
-	agentListen  = "--listen=:"
+	agentName     = "berth-agent" // of the installed program, the volume and the init container
+	agentInImage  = "agent"       // the program in its image
+	agentDir      = "/berth"
+	agentProgram  = agentDir + "/" + agentName
+	agentListen   = "--listen=:"
+	agentNewFiles = "--new-files="
 )
 
 // CheckAgent returns nil, or an error that wraps ErrAgent and lists what keeps the agent out of the pods of a
@@ -101,6 +102,9 @@ func addAgent(spec *corev1.PodSpec, a *v1alpha1.PoolAgent, image string, setting
 	c.VolumeMounts = append(c.VolumeMounts, mount)
 	c.Env = append(c.Env, corev1.EnvVar{Name: initbox.PublicKeyEnv, Value: settings.AgentKey})
 	run := []string{agentProgram, "run", agentListen + strconv.Itoa(int(a.Port))}
+	if a.NewFiles == v1alpha1.NewFilesAnywhere {
+		run = append(run, agentNewFiles+string(a.NewFiles))
+	}
 	if len(c.Command) > 0 {
 		run = append(append(run, "--"), c.Command...)
 	}

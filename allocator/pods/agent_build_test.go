@@ -127,10 +127,11 @@ func TestAgentBecomesTheCommandOfTheFirstContainer(t *testing.T) {
 	require.Empty(t, spec.Containers[1].VolumeMounts, "the agent is in the first container only")
 
 	pool.Spec.Template.Spec.Containers[0].Command, pool.Spec.Template.Spec.Containers[0].Args = nil, nil
-	pool.Spec.Agent.Image = "own/agent:2"
+	pool.Spec.Agent.Image, pool.Spec.Agent.NewFiles = "own/agent:2", v1alpha1.NewFilesAnywhere
 	spec = pods.Build(pool, "x", withAgent()).Spec
 	require.Equal(t, "own/agent:2", spec.InitContainers[0].Image)
-	require.Equal(t, []string{"/berth/berth-agent", "run", "--listen=:5000"}, spec.Containers[0].Command, "the agent alone")
+	require.Equal(t, []string{"/berth/berth-agent", "run", "--listen=:5000", "--new-files=Anywhere"}, spec.Containers[0].Command,
+		"the agent alone")
 }
 
 func TestReadinessProbeOfTheTemplateWinsOverTheAgents(t *testing.T) {
@@ -151,9 +152,12 @@ func TestIdlePodsAreReplacedWhenTheAgentChanges(t *testing.T) {
 		return pods.TemplateHash(pool, settings)
 	}
 	seen := map[string]string{hash(nil): "as it is"}
+	require.Contains(t, seen, hash(func(s *v1alpha1.SandboxPoolSpec, _ *pods.Settings) { s.Agent.NewFiles = v1alpha1.NewFilesUserRights }),
+		"pods of before the field stay")
 	for what, edit := range map[string]func(*v1alpha1.SandboxPoolSpec, *pods.Settings){
 		"off":        func(s *v1alpha1.SandboxPoolSpec, _ *pods.Settings) { s.Agent.Enabled = false },
 		"port":       func(s *v1alpha1.SandboxPoolSpec, _ *pods.Settings) { s.Agent.Port = 1 },
+		"new files":  func(s *v1alpha1.SandboxPoolSpec, _ *pods.Settings) { s.Agent.NewFiles = v1alpha1.NewFilesAnywhere },
 		"own image":  func(s *v1alpha1.SandboxPoolSpec, _ *pods.Settings) { s.Agent.Image = "own" },
 		"image":      func(_ *v1alpha1.SandboxPoolSpec, s *pods.Settings) { s.AgentImage = "berth/agent:2" },
 		"public key": func(_ *v1alpha1.SandboxPoolSpec, s *pods.Settings) { s.AgentKey = "another" },

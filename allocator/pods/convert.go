@@ -121,6 +121,9 @@ func TemplateHash(pool *v1alpha1.SandboxPool, settings Settings) string {
 	made := fmt.Appendf(nil, "%s%d\n", buildVersion, preStopSeconds(settings.ServeOn))
 	if a := pool.Spec.AgentEnabled(); a != nil {
 		made = fmt.Appendf(made, "agent %d %q %q %q\n", a.Port, a.Image, settings.AgentImage, settings.AgentKey)
+		if a.NewFiles == v1alpha1.NewFilesAnywhere {
+			made = append(made, "new files anywhere\n"...)
+		}
 	}
 	if pool.Spec.Reuse == v1alpha1.ReuseRecycle {
 		made = fmt.Appendf(made, "recycle %q\n", agentImage(pool, settings))

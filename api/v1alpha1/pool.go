@@ -325,6 +325,13 @@ type PoolAgent struct {
 	// +kubebuilder:default=None
 	// +optional
 	Busy AgentBusy `json:"busy,omitempty"`
+	// NewFiles is where uploads, and calls that make or move files, may make what is missing. UserRights: where the
+	// user of the call may. Anywhere: also in directories of root, as E2B's agent does it; what is made belongs
+	// to the user. It needs an agent that runs as root. No existing file or directory of another user is changed,
+	// and no symbolic link is followed to such a directory.
+	// +kubebuilder:default=UserRights
+	// +optional
+	NewFiles AgentNewFiles `json:"newFiles,omitempty"`
 }
 
 // AcceptPause says what becomes of a claim that asks to be paused at its timeout.
@@ -336,6 +343,17 @@ type AcceptPause string
 const (
 	PauseRefused AcceptPause = "Never"
 	PauseEnds    AcceptPause = "End"
+)
+
+// AgentNewFiles is where the agent makes files for a user.
+//
+// +kubebuilder:validation:Enum=UserRights;Anywhere
+type AgentNewFiles string
+
+// Where the agent can make files for a user.
+const (
+	NewFilesUserRights AgentNewFiles = "UserRights"
+	NewFilesAnywhere   AgentNewFiles = "Anywhere"
 )
 
 // AgentBusy is what the agent counts as work.

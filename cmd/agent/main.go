@@ -57,14 +57,18 @@ type awaitCommand struct {
 }
 
 type runCommand struct {
-	Listen  string            `default:":49983" help:"Address to serve on."`
-	Key     initbox.PublicKey `required:"" env:"BERTH_ALLOCATOR_KEY" help:"Public key of the allocator that configures the sandbox."`
-	Command []string          `arg:"" optional:"" passthrough:"" help:"Command of the container, run as a child. Its end ends the agent."`
+	Listen   string            `default:":49983" help:"Address to serve on."`
+	NewFiles string            `default:"UserRights" enum:"UserRights,Anywhere" help:"Where calls for a user make what is missing: as spec.agent.newFiles of a SandboxPool says."`
+	Key      initbox.PublicKey `required:"" env:"BERTH_ALLOCATOR_KEY" help:"Public key of the allocator that configures the sandbox."`
+	Command  []string          `arg:"" optional:"" passthrough:"" help:"Command of the container, run as a child. Its end ends the agent."`
 }
 
 type installCommand struct {
 	Dir string `arg:"" help:"Directory. It has to exist."`
 }
+
+// anywhere is the value of --new-files that lets the agent make files in directories of root.
+const anywhere = "Anywhere"
 
 // forwarded are the signals that the container's command gets. SIGCHLD, SIGURG and SIGPIPE are about the
 // agent's own process, and would crowd out the others.

@@ -128,9 +128,10 @@ func (c *runCommand) handler(table *children.Table, log *slog.Logger) (
 	if err != nil {
 		log.Warn("commands run as the agent's own user", "error", err)
 	}
+	var fileService *files.Service
 	a, err := agent.New(agent.Options{Log: log, Keys: keys, Accounts: directory,
 		WriteFile: func(account accounts.Account, f initbox.File) error {
-			return files.Write(account, f.Path, f.Data, fs.FileMode(f.Mode))
+			return fileService.Write(account, f.Path, f.Data, fs.FileMode(f.Mode))
 		}})
 	if err != nil {
 		return nil, nil, nil, err
@@ -139,7 +140,8 @@ func (c *runCommand) handler(table *children.Table, log *slog.Logger) (
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	fileService, err := files.New(files.Options{Account: a.Account, Dir: func() string { return a.Config().Workdir }})
+	fileService, err = files.New(files.Options{Account: a.Account, Anywhere: c.NewFiles == anywhere,
+		Dir: func() string { return a.Config().Workdir }})
 	if err != nil {
 		return nil, nil, nil, err
 	}
