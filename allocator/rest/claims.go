@@ -46,7 +46,7 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if claim.Binding.RequestHash = a.hashOf(raw, values); values != nil {
+	if claim.Binding.RequestHash = a.hashOf(raw, values != nil || len(one.Mcp) > 0); values != nil {
 		claim.Values = values
 	}
 	ctx, cancel := a.claimContext(r, claim.Wait)

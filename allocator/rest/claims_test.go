@@ -62,7 +62,7 @@ func manyPorts() string {
 }
 
 func TestBatchClaimRefusesWhatASingleClaimRefuses(t *testing.T) {
-	for _, fields := range []string{`"autoPause":true`, `"allow_internet_access":false`, `"network":{"allowOut":["a.b"]}`, `"mcp":{"a":{}}`} {
+	for _, fields := range []string{`"autoPause":true`, `"allow_internet_access":false`, `"network":{"allowOut":["a.b"]}`, `"iam":{"a":{}}`} {
 		h := handler(t, &fake{})
 		one := refusal(t, call(h, "POST", "/sandboxes", `{"templateID":"python",`+fields+`}`), http.StatusNotImplemented, apierror.NotImplemented)
 		batch := refusal(t, call(h, "POST", "/v1/claims", `{"pool":"python","count":2,`+fields+`}`), http.StatusNotImplemented, apierror.NotImplemented)

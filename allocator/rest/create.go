@@ -34,7 +34,7 @@ func (a *api) create(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if claim.Binding.RequestHash = a.hashOf(raw, values); values != nil {
+	if claim.Binding.RequestHash = a.hashOf(raw, values != nil || len(request.Mcp) > 0); values != nil {
 		claim.Values = values
 	}
 	ctx, cancel := a.claimContext(r, claim.Wait)

@@ -186,7 +186,6 @@ func TestUnsupportedFieldsAreRefusedByName(t *testing.T) {
 		`"access":"team"`:                                 "access: team needs a key",
 		`"network":{"denyOut":["10.0.0.0/8"]}`:            "network.denyOut: Use a NetworkPolicy",
 		`"volumeMounts":[{"name":"a","path":"/a"}]`:       "volumeMounts: Put volumes",
-		`"mcp":{"x":{}}`:                                  "mcp: ",
 		`"iam":{"x":1}`:                                   "iam: ",
 	} {
 		f := &fake{}

@@ -4,6 +4,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"maps"
 	"slices"
@@ -17,6 +18,10 @@ import (
 	"github.com/berth-sandbox/berth/api/openapi"
 )
 
+// maxMCP bounds the field mcp of a claim, in bytes of JSON. E2B's SDKs put it into one argument of a command, which
+// has 128 KiB at most, with quotes and escapes.
+const maxMCP = 64 << 10
+
 // valuesOf reads what a claim brings for the agent, nil if that is nothing. No error quotes a value.
 func (a *api) valuesOf(request *openapi.NewSandbox) (*agents.Values, error) {
 	var field string
@@ -27,10 +32,22 @@ func (a *api) valuesOf(request *openapi.NewSandbox) (*agents.Values, error) {
 		field = "secrets"
 	case len(request.Files) > 0:
 		field = "files"
-	default:
-		return nil, nil
 	}
-	if pool, ok := a.Allocator.Pool(request.TemplateID); ok && pool.Spec.AgentEnabled() == nil {
+	pool, ok := a.Allocator.Pool(request.TemplateID)
+	without := ok && pool.Spec.AgentEnabled() == nil
+	if len(request.Mcp) > 0 {
+		text, _ := json.Marshal(request.Mcp) // it was decoded from JSON
+		switch {
+		case len(text) > maxMCP:
+			return nil, apierror.New(apierror.BodyTooLarge, "mcp: %d bytes, at most %d", len(text), maxMCP)
+		case without:
+			return nil, notImplemented("mcp: the pods of this pool have no agent, through which E2B's SDKs start the MCP gateway; enable spec.agent of the pool")
+		}
+	}
+	switch {
+	case field == "":
+		return nil, nil
+	case without:
 		return nil, notImplemented("%s: the pods of this pool have no agent that takes them; enable spec.agent of the pool, put variables into its pod template, or send them to a postStart hook as metadata", field)
 	}
 	for _, m := range []struct {
@@ -71,9 +88,9 @@ func (a *api) valuesOf(request *openapi.NewSandbox) (*agents.Values, error) {
 }
 
 // hashOf returns the hash of the body of a claim, which is kept with its idempotency key. That of a body with
-// values is made with the cluster's key, so that a reader of the journal cannot test guesses of the values against it.
-func (a *api) hashOf(raw []byte, values *agents.Values) [sha256.Size]byte {
-	if values == nil || a.AccessKey == nil {
+// secrets is made with the cluster's key, so that a reader of the journal cannot test guesses of them against it.
+func (a *api) hashOf(raw []byte, secret bool) [sha256.Size]byte {
+	if !secret || a.AccessKey == nil {
 		return sha256.Sum256(raw)
 	}
 	key := a.AccessKey.Derive("hash of a claim 1")

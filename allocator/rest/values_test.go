@@ -60,8 +60,29 @@ func TestClaimBringsValuesForTheAgent(t *testing.T) {
 	require.Nil(t, f.claim.Values)
 }
 
-func TestHashOfABodyWithValuesNeedsTheKey(t *testing.T) {
-	body := `{"templateID":"python","secrets":{"PIN":"1234"}}`
+// E2B's SDKs start the gateway themselves, with a command.
+func TestServersOfAnMCPGatewayAreAccepted(t *testing.T) {
+	servers := func(size int) string {
+		return `"mcp":{"browserbase":{"apiKey":"` + strings.Repeat("\\n", size) + `"},"x":{}}`
+	}
+	for at, head := range map[string]string{"/sandboxes": `{"templateID":"python",`, "/v1/claims": `{"pool":"python","count":2,`} {
+		f := withAgent(true)
+		require.Equal(t, 201, call(handler(t, f), "POST", at, head+servers(1000)+`}`).Code)
+		require.Nil(t, f.claim.Values, "the agent gets nothing of it")
+		refused := refusal(t, call(handler(t, f), "POST", at, head+servers(33<<10)+`}`), 413, apierror.BodyTooLarge)
+		require.Contains(t, refused.Message, "mcp: 676")
+		refused = refusal(t, call(handler(t, withAgent(false)), "POST", at, head+servers(1)+`}`), 501, apierror.NotImplemented)
+		require.Contains(t, refused.Message, "mcp: the pods of this pool have no agent")
+	}
+}
+
+func TestHashOfABodyWithSecretsNeedsTheKey(t *testing.T) {
+	for _, secret := range []string{`"secrets":{"PIN":"1234"}`, `"mcp":{"x":{"key":"1234"}}`} {
+		t.Run(secret, func(t *testing.T) { checkHash(t, `{"templateID":"python",`+secret+`}`) })
+	}
+}
+
+func checkHash(t *testing.T, body string) {
 	hash := func(letter string) [32]byte {
 		key, err := sandboxaccess.NewKey([]byte(strings.Repeat(letter, 32)))
 		require.NoError(t, err)

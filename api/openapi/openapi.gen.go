@@ -753,8 +753,11 @@ type NewClaims struct {
 
 	// IdleTimeout Seconds without use after which the sandbox is released: 0 for never, or 5 and more. The
 	// pool's if it is absent.
-	IdleTimeout *int64      `json:"idleTimeout,omitempty"`
-	Mcp         interface{} `json:"mcp,omitempty"`
+	IdleTimeout *int64 `json:"idleTimeout,omitempty"`
+
+	// Mcp What E2B's SDKs give to mcp-gateway, which they start as a command in the sandbox. Here it is only
+	// checked, 64 KiB at most, and kept nowhere. It needs a pool with an agent.
+	Mcp map[string]interface{} `json:"mcp,omitempty"`
 
 	// Metadata At most 2 KiB in all. The key idle_timeout sets idleTimeout, for clients that can send
 	// metadata only; its value is a number of seconds.
@@ -845,8 +848,11 @@ type NewSandbox struct {
 
 	// IdleTimeout Seconds without use after which the sandbox is released: 0 for never, or 5 and more. The
 	// pool's if it is absent.
-	IdleTimeout *int64      `json:"idleTimeout,omitempty"`
-	Mcp         interface{} `json:"mcp,omitempty"`
+	IdleTimeout *int64 `json:"idleTimeout,omitempty"`
+
+	// Mcp What E2B's SDKs give to mcp-gateway, which they start as a command in the sandbox. Here it is only
+	// checked, 64 KiB at most, and kept nowhere. It needs a pool with an agent.
+	Mcp map[string]interface{} `json:"mcp,omitempty"`
 
 	// Metadata At most 2 KiB in all. The key idle_timeout sets idleTimeout, for clients that can send
 	// metadata only; its value is a number of seconds.

@@ -73,19 +73,19 @@ func TestUnprintableCharactersAreRefusedOutsideOfData(t *testing.T) {
 		for fields, field := range map[string]string{
 			`"user":` + bad: "user", `"metadata":{"k":` + bad + `}`: "metadata.k", `"access":` + bad: "access",
 			`"network":{"maskRequestHost":` + bad + `}`: "network.maskRequestHost", `"files":[{"path":` + bad + `,"content":""}]`: "files.0.path",
-			`"mcp":{"a":[` + bad + `]}`: "mcp.a.0",
 		} {
 			require.EqualError(t, create.Body.Check([]byte(head+fields+`}`)), field+": "+want)
 		}
 		require.EqualError(t, create.Body.Check([]byte(`{"templateID":`+bad+`}`)), "templateID: "+want)
 		require.EqualError(t, batch.Body.Check([]byte(`{"count":2,"pool":`+bad+`}`)), "pool: "+want)
 		for fields, field := range map[string]string{
-			`"metadata":{` + bad + `:"v"}`: "metadata." + shown, `"envVars":{` + bad + `:"v"}`: "envVars." + shown, bad + `:1`: shown,
+			`"mcp":{"a":{` + bad + `:"v"}}`: "mcp.a." + shown, `"metadata":{` + bad + `:"v"}`: "metadata." + shown, `"envVars":{` + bad + `:"v"}`: "envVars." + shown, bad + `:1`: shown,
 		} {
 			require.EqualError(t, create.Body.Check([]byte(head+fields+`}`)), field+": the name of the field: "+want)
 		}
 		for _, fields := range []string{
 			`"envVars":{"A":` + bad + `}`, `"secrets":{"A":` + bad + `}`, `"files":[{"path":"/x","content":` + bad + `}]`,
+			`"mcp":{"a":[` + bad + `,{"b":` + bad + `}]}`,
 		} {
 			require.NoError(t, create.Body.Check([]byte(head+fields+`}`)))
 		}
@@ -126,7 +126,7 @@ func TestLargeNumbersAndNamesAreRefusedBriefly(t *testing.T) {
 	long := strings.Repeat("x", 60_000)
 	for _, fields := range []string{
 		`"timeout":1e400`, `"timeout":1e999999`, `"timeout":-1e999999`, `"timeout":1e-999999`, `"timeout":0e999999`,
-		`"timeout":1e999999999999`, `"timeout":1` + strings.Repeat("0", 60_000), `"metadata":{"a":1e999999}`, `"mcp":[[1e999999]]`,
+		`"timeout":1e999999999999`, `"timeout":1` + strings.Repeat("0", 60_000), `"metadata":{"a":1e999999}`, `"mcp":{"a":[1e999999]}`,
 	} {
 		err := create.Body.Check([]byte(`{"templateID":"a",` + fields + `}`))
 		require.ErrorContains(t, err, "must be below 1e+18", "refused before the validator computes with it")
@@ -152,7 +152,6 @@ func TestOnlyWhatChangesBehaviourIsRefused(t *testing.T) {
 	for fields, field := range map[string]string{
 		`"allow_internet_access":false`:  "allow_internet_access",
 		`"network":{"allowOut":["a.b"]}`: "network.allowOut",
-		`"mcp":{"a":{}}`:                 "mcp",
 	} {
 		var problem *Problem
 		require.ErrorAs(t, create.Body.Check([]byte(`{"templateID":"a",`+fields+`}`)), &problem, fields)

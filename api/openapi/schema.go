@@ -202,7 +202,7 @@ func repeated(raw []byte) string {
 
 // data says which strings of a value may have any character: x-berth-data. nil is a value without such strings.
 type data struct {
-	every         bool // this string
+	every         bool // this string, or every string in this value
 	properties    map[string]*data
 	others, items *data
 }
@@ -210,15 +210,15 @@ type data struct {
 func (d *data) any() bool { return d != nil && d.every }
 
 func (d *data) item() *data {
-	if d == nil {
-		return nil
+	if d == nil || d.every {
+		return d
 	}
 	return d.items
 }
 
 func (d *data) property(name string) *data {
-	if d == nil {
-		return nil
+	if d == nil || d.every {
+		return d
 	}
 	if listed, ok := d.properties[name]; ok {
 		return listed
