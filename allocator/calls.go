@@ -11,6 +11,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -169,7 +170,7 @@ func inBrackets(text string) string {
 	return " (" + text + ")"
 }
 
-// poolEmpty names what the claim has waited for.
+// poolEmpty names what the claim has waited for, and what helps. E2B's SDKs show the status as "Rate limit exceeded".
 func poolEmpty(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error {
 	n := e.Counts
 	what := fmt.Sprintf("pool %q had no warm pod within %v", pool, ev.Wait)
@@ -177,23 +178,29 @@ func poolEmpty(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error 
 		what = fmt.Sprintf("pool %q had fewer than %d warm pods within %v", pool, least, ev.Wait)
 	}
 	var why string
+	fix := "raise spec.warm of the pool"
 	switch counted := fmt.Sprintf("%d claimed, %d being released", n.Claimed, n.Releasing); {
 	case e.MaxPods > 0 && n.Pending+n.Warm+n.Claimed+n.Releasing >= e.MaxPods:
 		why = fmt.Sprintf("maxPods %d is reached: %d starting, %s", e.MaxPods, n.Pending, counted)
+		fix = "release sandboxes or raise spec.maxPods of the pool"
 	case e.Paused:
-		why = fmt.Sprintf("it is paused: %s", counted)
+		why, fix = fmt.Sprintf("it is paused: %s", counted), "set spec.paused of the pool to false"
 	case e.Warm == 0 && n.Pending == 0:
 		why = "warm is 0, and none is starting"
 	default:
 		why = fmt.Sprintf("%d are starting, %s", n.Pending, counted)
+		if n.Pending > 0 {
+			fix = "wait longer (waitTimeout, or --claim-wait of the allocators) or " + fix
+		}
 	}
 	if n.Stuck.Pod != "" {
 		why += fmt.Sprintf(", pod %s is not ready (%s: %s)", n.Stuck.Pod, n.Stuck.Reason, n.Stuck.Why)
 	}
 	if n.Trouble.Pod != "" {
 		why += fmt.Sprintf(", pods end before they can be used (%s: %s)", n.Trouble.Pod, n.Trouble.Why)
+		fix = "mend the pod template"
 	}
-	return apierror.New(apierror.PoolEmpty, "%s: %s, %d claims waiting; try again", what, why, n.Waiting)
+	return apierror.New(apierror.PoolEmpty, "%s: %s, %d claims waiting; try again, %s", what, why, n.Waiting, fix)
 }
 
 // overLimit names the limit that a team has reached.
@@ -376,6 +383,11 @@ func (a *Allocator) Counts(ctx context.Context) (map[string]core.Counts, error) 
 		counts[key.Name] = n
 	}
 	return counts, err
+}
+
+// Conditions implements rest.Allocator.
+func (a *Allocator) Conditions(p *v1alpha1.SandboxPool, counts core.Counts) []metav1.Condition {
+	return a.watches.pools.Status(p, counts).Conditions
 }
 
 // ScalePool implements rest.Allocator.

@@ -360,19 +360,19 @@ func TestRefusedClaimsNameTheReason(t *testing.T) {
 		retry   int
 	}{
 		{core.ClaimRefused{Why: core.NoPool}, 404, apierror.PoolNotFound, `"python"`, "", 0},
-		{core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Pending: 2, Claimed: 3, Releasing: 4, Waiting: 5}, Warm: 6}, 429, apierror.PoolEmpty, "within 7s: 2 are starting, 3 claimed, 4 being released, 5 claims waiting", "", 1},
-		{core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Claimed: 6}, Warm: 2, MaxPods: 6}, 429, apierror.PoolEmpty, "maxPods 6 is reached: 0 starting, 6 claimed", "", 1},
+		{core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Pending: 2, Claimed: 3, Releasing: 4, Waiting: 5}, Warm: 6}, 429, apierror.PoolEmpty, "within 7s: 2 are starting, 3 claimed, 4 being released, 5 claims waiting; try again, wait longer (waitTimeout, or --claim-wait of the allocators) or raise spec.warm of the pool", "", 1},
+		{core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Claimed: 6}, Warm: 2, MaxPods: 6}, 429, apierror.PoolEmpty, "maxPods 6 is reached: 0 starting, 6 claimed, 0 being released, 0 claims waiting; try again, release sandboxes or raise spec.maxPods of the pool", "", 1},
 		{
 			core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Trouble: core.Trouble{Pod: "a-1", Why: "exit code 1"}}, Warm: 2},
-			429, apierror.PoolEmpty, "0 are starting, 0 claimed, 0 being released, pods end before they can be used (a-1: exit code 1), 0 claims waiting", "", 1,
+			429, apierror.PoolEmpty, "0 are starting, 0 claimed, 0 being released, pods end before they can be used (a-1: exit code 1), 0 claims waiting; try again, mend the pod template", "", 1,
 		},
 		{
 			core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Pending: 2, Stuck: core.Stuck{Reason: core.PodImagePull, Pod: "a-1", Why: "not found", Pods: 1}}, Warm: 2},
 			429, apierror.PoolEmpty, "2 are starting, 0 claimed, 0 being released, pod a-1 is not ready (ImagePullFailed: not found), 0 claims waiting", "", 1,
 		},
-		{core.ClaimRefused{Why: core.PoolEmpty}, 429, apierror.PoolEmpty, "warm is 0, and none is starting", "", 1},
+		{core.ClaimRefused{Why: core.PoolEmpty}, 429, apierror.PoolEmpty, "warm is 0, and none is starting, 0 claims waiting; try again, raise spec.warm of the pool", "", 1},
 		{core.ClaimRefused{Why: core.PoolEmpty, Counts: core.Counts{Pending: 1}}, 429, apierror.PoolEmpty, "within 7s: 1 are starting", "", 1}, // for the claims that wait
-		{core.ClaimRefused{Why: core.PoolEmpty, Warm: 2, Paused: true}, 429, apierror.PoolEmpty, "it is paused: 0 claimed", "", 1},
+		{core.ClaimRefused{Why: core.PoolEmpty, Warm: 2, Paused: true}, 429, apierror.PoolEmpty, "it is paused: 0 claimed, 0 being released, 0 claims waiting; try again, set spec.paused of the pool to false", "", 1},
 		{core.ClaimRefused{Why: core.LineFull, Counts: core.Counts{Waiting: 5}}, 429, apierror.PoolEmpty, "5 wait (--claim-queue)", "", 1},
 		{core.ClaimRefused{Why: core.NotAccepted, Problem: "hostNetwork is set"}, 409, apierror.PoolNotAccepted, "hostNetwork is set", "", 0},
 		{

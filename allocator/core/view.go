@@ -62,13 +62,11 @@ func (v View) PoolOf(key PodKey) PoolKey {
 	return PoolKey{}
 }
 
-// AllCounts returns the pods of all pools by state, without what Counts adds.
+// AllCounts returns the Counts of all pools.
 func (v View) AllCounts() map[PoolKey]Counts {
 	all := make(map[PoolKey]Counts, v.c.pools.Len())
 	for pool := range v.c.pools.All() {
-		counts := pool.Counts()
-		counts.Waiting = v.c.claims.Waiting(pool.Key)
-		all[pool.Key] = counts
+		all[pool.Key], _ = v.Counts(pool.Key)
 	}
 	return all
 }

@@ -273,7 +273,7 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts
 	if pool.DeletionTimestamp == nil && !slices.Contains(pool.Finalizers, v1alpha1.PoolFinalizer) {
 		err = p.setFinalizers(ctx, pool, append(slices.Clone(pool.Finalizers), v1alpha1.PoolFinalizer))
 	} else if known { // an unknown count must not show as 0
-		if status := p.status(pool, counts); !equality.Semantic.DeepEqual(status, pool.Status) {
+		if status := p.Status(pool, counts); !equality.Semantic.DeepEqual(status, pool.Status) {
 			err = p.patch(ctx, pool, map[string]any{"status": status}, "status")
 			if err == nil { // the write was conditional, so this process has changed the conditions
 				for _, e := range transitions(pool.Status.Conditions, status.Conditions) {
@@ -333,8 +333,8 @@ func (p *Pools) patch(ctx context.Context, pool *v1alpha1.SandboxPool, patch map
 		SubResource(subresource...).Body(raw).Do(call).Error()
 }
 
-// status returns the status that the pool should have.
-func (p *Pools) status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.SandboxPoolStatus {
+// Status returns the status that a pool should have with these counts of its pods. The object has it a second later.
+func (p *Pools) Status(pool *v1alpha1.SandboxPool, counts core.Counts) v1alpha1.SandboxPoolStatus {
 	s := v1alpha1.SandboxPoolStatus{
 		ObservedGeneration: pool.Generation,
 		Warm:               int32(counts.Warm), Pending: int32(counts.Pending),

@@ -56,7 +56,7 @@ func (a *api) diagnosePool(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	shown := openapi.PoolDiagnostics{Pool: toPool(pool, counts[name]), Pods: []openapi.PodDiagnostics{}, PodsOthers: others}
+	shown := openapi.PoolDiagnostics{Pool: a.toPool(pool, counts), Pods: []openapi.PodDiagnostics{}, PodsOthers: others}
 	for _, key := range keys {
 		p, err := a.Allocator.Pod(r.Context(), key)
 		if errors.Is(err, inspect.ErrGone) {

@@ -21,8 +21,13 @@ func noPool(name string) *apierror.Error {
 	return apierror.New(apierror.PoolNotFound, "there is no pool %q; GET /v1/pools lists all", name)
 }
 
-func toPool(p *v1alpha1.SandboxPool, counts core.Counts) openapi.Pool {
-	spec := &p.Spec
+// toPool shows a pool, with conditions that follow from the counts beside them: those of the object are older.
+func (a *api) toPool(p *v1alpha1.SandboxPool, all map[string]core.Counts) openapi.Pool {
+	spec, conditions := &p.Spec, p.Status.Conditions
+	counts, known := all[p.Name]
+	if known { // to the core, which may not have seen a new pool yet
+		conditions = a.Allocator.Conditions(p, counts)
+	}
 	shown := openapi.Pool{
 		Name: p.Name, CreatedAt: p.CreationTimestamp.UTC(), Generation: p.Generation, Deleting: p.DeletionTimestamp != nil,
 		Spec: openapi.PoolSpec{
@@ -46,7 +51,7 @@ func toPool(p *v1alpha1.SandboxPool, counts core.Counts) openapi.Pool {
 		shown.Spec.MinBytesPerMinute = int64(deref(spec.MinBytesPerMinute, defaultMinBytes))
 	}
 	shown.Spec.CPUCount, shown.Spec.MemoryMB, shown.Spec.DiskSizeMB = resourcesOf(p)
-	for _, c := range p.Status.Conditions {
+	for _, c := range conditions {
 		shown.Conditions = append(shown.Conditions, openapi.Condition{
 			Type: c.Type, Status: string(c.Status), Reason: c.Reason, Message: c.Message, Since: optional(c.LastTransitionTime.UTC()),
 		})
@@ -65,7 +70,7 @@ func (a *api) listPools(w *reply, r *http.Request) error {
 	}
 	all := openapi.Pools{Pools: []openapi.Pool{}}
 	for _, p := range pools {
-		all.Pools = append(all.Pools, toPool(p, counts[p.Name]))
+		all.Pools = append(all.Pools, a.toPool(p, counts))
 	}
 	return writeJSON(w, http.StatusOK, all)
 }
@@ -84,7 +89,7 @@ func (a *api) answerPool(w *reply, r *http.Request, p *v1alpha1.SandboxPool) err
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, toPool(p, counts[p.Name]))
+	return writeJSON(w, http.StatusOK, a.toPool(p, counts))
 }
 
 // scale changes the size of a pool.

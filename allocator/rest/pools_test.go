@@ -38,11 +38,13 @@ func TestPoolsShowSpecCountsAndConditions(t *testing.T) {
 		"spec": {"warm": 3, "maxWarm": 5, "maxPods": 9, "images": ["python:3"], "envdVersion": "0.1.0", "defaultPort": 8080, "ports": [8080, 9090], "idleTimeout": 3600, "activity": "Bytes", "minBytesPerMinute": 1024,
 			"hold": 30, "postStart": false, "onRestart": "Release", "cpuCount": 0, "memoryMB": 0, "diskSizeMB": 0},
 		"counts": {"warm": 1, "pending": 2, "claimed": 4, "releasing": 5, "waitingClaims": 6},
-		"conditions": [{"type": "Ready", "status": "False", "reason": "Filling", "message": "1 of 3 pods are warm", "since": "2030-01-01T12:00:00Z"}]}`, w.Body.String())
+		"conditions": [{"type": "Ready", "status": "False", "reason": "Filling", "message": "1 of 3 pods are warm", "since": "2030-01-01T12:00:00Z"},
+			{"type": "Counted", "status": "", "message": "1"}]}`, w.Body.String())
 	var all openapi.Pools
 	require.NoError(t, json.Unmarshal(call(handler(t, f), "GET", "/v1/pools", "").Body.Bytes(), &all))
 	require.Len(t, all.Pools, 2)
 	require.Equal(t, 6, all.Pools[1].Counts.WaitingClaims)
+	require.Len(t, all.Pools[0].Conditions, 1, "those of the object, because the counts are not known")
 	refusal(t, call(handler(t, f), "GET", "/v1/pools/ruby", ""), 404, apierror.PoolNotFound)
 }
 

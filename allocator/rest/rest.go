@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -76,6 +77,8 @@ type Allocator interface {
 	Pool(name string) (*v1alpha1.SandboxPool, bool)
 	Pools() []*v1alpha1.SandboxPool
 	Counts(ctx context.Context) (map[string]core.Counts, error)
+	// Conditions returns the conditions of a pool that has these counts.
+	Conditions(pool *v1alpha1.SandboxPool, counts core.Counts) []metav1.Condition
 	// ScalePool changes the size of a pool and returns it.
 	ScalePool(ctx context.Context, name string, s PoolScale) (*v1alpha1.SandboxPool, error)
 	// Pod reads a pod from the API server; the error may be inspect.ErrGone. PendingPods returns at

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/events"
@@ -193,6 +194,12 @@ func (f *fake) Pools() []*v1alpha1.SandboxPool { return f.pools }
 
 func (f *fake) Counts(ctx context.Context) (map[string]core.Counts, error) {
 	return f.counts, f.wait(ctx)
+}
+
+// Conditions are those of the object, and one of the counts.
+func (f *fake) Conditions(p *v1alpha1.SandboxPool, counts core.Counts) []metav1.Condition {
+	now := metav1.Condition{Type: "Counted", Message: fmt.Sprint(counts.Warm)}
+	return append(slices.Clone(p.Status.Conditions), now)
 }
 
 func (f *fake) ScalePool(ctx context.Context, name string, s PoolScale) (*v1alpha1.SandboxPool, error) {
