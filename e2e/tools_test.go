@@ -46,14 +46,16 @@ func (e *env) useTools(part string, environment []string) {
 func (e *env) eachTool(environment []string, f func(t *testing.T, c stockSDK, dir string, environment []string)) {
 	e.t.Helper()
 	pool := e.otherPool("tools", int32(len(toolSDKs)), func(s *v1alpha1.SandboxPoolSpec) {
-		s.Agent = &v1alpha1.PoolAgent{Enabled: true}
+		s.Agent = &v1alpha1.PoolAgent{Enabled: true, NewFiles: v1alpha1.NewFilesAnywhere}
 	})
 	e.t.Run("tools", func(t *testing.T) {
 		for _, c := range toolSDKs {
 			dir := c.installed(t)
 			t.Run(strings.Join(c.program, " "), func(t *testing.T) {
 				t.Parallel()
-				f(t, c, dir, append(slices.Clip(environment), "POOL="+pool, "DIR="+t.TempDir()))
+				place := t.TempDir()
+				require.NoError(t, os.Chmod(filepath.Dir(place), 0o755)) // other users enter it
+				f(t, c, dir, append(slices.Clip(environment), "POOL="+pool, "DIR="+place))
 			})
 		}
 	})

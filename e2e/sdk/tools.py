@@ -206,6 +206,17 @@ async def files(root):
     assert described.metadata == {"purpose": "a test"}, described
     assert (await do(files.get_info(root + "/described"))).metadata == {"purpose": "a test"}
     await directories(root + "/tree")
+    if os.geteuid() == 0:
+        # The directory is of root. What the pool lets the agent make there belongs to the user.
+        for name in "app/main.py", "file":
+            await do(files.write(f"{root}/{name}", "x", user="nobody"))
+        assert await do(files.make_dir(root + "/code/deep", user="nobody")) is True
+        await do(files.rename(root + "/app/main.py", root + "/moved", user="nobody"))
+        for name in "app", "moved", "file", "code", "code/deep":
+            assert (await do(files.get_info(f"{root}/{name}"))).owner == "nobody", name
+        await do(files.write(root + "/of-root", "x", user="root"))
+        await fails("SandboxException", files.write, root + "/of-root", "y", user="nobody", words="permission denied")
+        assert await do(files.read(root + "/of-root")) == "x"
 
 
 async def directories(root):
@@ -361,7 +372,7 @@ async def signed(root):
             code, body = request(url, method, b"x" if method == "POST" else None, **raw)
             assert code == 401 and json.loads(body)["code"] == 401, (url, body)
     code, body = request(sandbox.download_url(name, use_signature_expiration=-10), "GET")
-    assert code == 401 and b"expired" in body, body
+    assert code == 401 and json.loads(body) == {"code": 401, "message": "signature is already expired"}, body
     assert request(sandbox.download_url(root + "/missing"), "GET")[0] == 404
 
 
@@ -441,7 +452,7 @@ async def git(root):
     await fails("CommandExitException", git.clone, root + "/missing", path=root + "/x")
 
 
-async def about(_):
+async def about(root):
     assert await do(sandbox.is_running()) is True
     metrics = (await do(sandbox.get_metrics()))[0]
     assert metrics.cpu_count > 0 and 0 < metrics.mem_used < metrics.mem_total, metrics
@@ -457,6 +468,26 @@ async def about(_):
     await fails("SandboxNotRunningException", open.commands.run, "true")
     await fails("SandboxNotRunningException", open.files.read, "/etc/hostname")
     assert await do(open.is_running()) is False
+    await gateway(root)
+
+
+async def gateway(home):
+    """The SDK starts the MCP gateway with a command of the image, as root."""
+    if os.geteuid() != 0:
+        return
+    servers = {"arxiv": {"storagePath": "/a 'b'\n"}}
+    words = "Failed to start MCP gateway: "
+    await fails("SandboxException", Sandbox.create, POOL, mcp=servers, timeout=300, words=words)
+    with open(home + "/mcp-gateway", "w") as program:
+        program.write('#!/bin/sh\nprintf %s "$2" > $HOME/config; printf %s "$GATEWAY_ACCESS_TOKEN" > $HOME/token\n')
+        os.fchmod(program.fileno(), 0o755)
+    with open(home + "/.profile", "w") as profile:
+        profile.write("PATH=$HOME:$PATH\n")
+    started = await do(Sandbox.create(POOL, mcp=servers, timeout=300, envs={"HOME": home}))
+    assert json.load(open(home + "/config")) == servers
+    assert open(home + "/token").read() == await do(started.get_mcp_token())
+    assert started.get_mcp_url().startswith(f"https://50005-{started.sandbox_id}."), started.get_mcp_url()
+    await do(started.kill())
 
 
 PARTS = {f.__name__: f for f in (commands, files, watches, signed, terminals, git, about)}
