@@ -22,6 +22,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/internal/options"
 )
@@ -76,6 +77,8 @@ type Options struct {
 	// JournalBytesPerSecond bounds the rate of writes to the journal. etcd keeps every version
 	// until its compaction, five minutes by default. Default 1 MiB.
 	JournalBytesPerSecond int
+	// Webhooks says where webhooks may lead. Optional: the default is https and public addresses.
+	Webhooks webhooks.Guard
 	// OnSandboxReady, if set, is called once for each sandbox that can receive requests, and OnSandboxReleased
 	// once for each sandbox whose release is durable. They observe the events that /v1/events streams: the calls are
 	// made one after the other, in the order of the events, and no fence waits for them. A call is lost if this process

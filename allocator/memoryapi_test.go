@@ -37,11 +37,13 @@ type memoryAPI struct {
 }
 
 var listKinds = map[string][2]string{
-	"journalslots": {v1alpha1.GroupVersion().String(), "JournalSlotList"},
-	"sandboxes":    {v1alpha1.GroupVersion().String(), "SandboxList"},
-	"sandboxpools": {v1alpha1.GroupVersion().String(), "SandboxPoolList"},
-	"pods":         {"v1", "PodList"},
-	"nodes":        {"v1", "NodeList"},
+	"journalslots":  {v1alpha1.GroupVersion().String(), "JournalSlotList"},
+	"eventsegments": {v1alpha1.GroupVersion().String(), "EventSegmentList"},
+	"eventwebhooks": {v1alpha1.GroupVersion().String(), "EventWebhookList"},
+	"sandboxes":     {v1alpha1.GroupVersion().String(), "SandboxList"},
+	"sandboxpools":  {v1alpha1.GroupVersion().String(), "SandboxPoolList"},
+	"pods":          {"v1", "PodList"},
+	"nodes":         {"v1", "NodeList"},
 }
 
 func newMemoryAPI() *memoryAPI { return &memoryAPI{objects: map[string]map[string]any{}} }

@@ -97,14 +97,17 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 
 // register registers the metrics, and those that are read from the term when they are asked for.
 func (m *metrics) register(reg prometheus.Registerer, a *Allocator) error {
-	counter := func(name, help string, value func(journal.Stats) uint64) prometheus.Collector {
+	counter := func(name, help string, value func(*term) uint64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
 			t, err := a.leadingTerm()
 			if err != nil {
 				return 0
 			}
-			return float64(value(t.journal.log.Stats()))
+			return float64(value(t))
 		})
+	}
+	journaled := func(name, help string, value func(journal.Stats) uint64) prometheus.Collector {
+		return counter(name, help, func(t *term) uint64 { return value(t.journal.log.Stats()) })
 	}
 	gauge := func(name, help string, value func(*term) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
@@ -117,12 +120,25 @@ func (m *metrics) register(reg prometheus.Registerer, a *Allocator) error {
 	}
 	for _, c := range []prometheus.Collector{
 		m.claims, m.claimed, m.batches, m.pools.total, m.pools.wait, m.releases, m.podFailures, m.recycles, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong, m.violatedTerms, m.withheld,
-		counter("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
-		counter("berth_allocator_journal_records_total", "New records written to the journal.", func(s journal.Stats) uint64 { return s.Records }),
-		counter("berth_allocator_journal_carried_total", "Records carried into another batch because no Sandbox object showed them yet.", func(s journal.Stats) uint64 { return s.Carried }),
-		counter("berth_allocator_journal_bytes_total", "Compressed bytes of batches.", func(s journal.Stats) uint64 { return s.Bytes }),
-		counter("berth_allocator_journal_unknown_total", "Writes whose outcome had to be read.", func(s journal.Stats) uint64 { return s.Unknown }),
+		journaled("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
+		journaled("berth_allocator_journal_records_total", "New records written to the journal.", func(s journal.Stats) uint64 { return s.Records }),
+		journaled("berth_allocator_journal_carried_total", "Records carried into another batch because no Sandbox object showed them yet.", func(s journal.Stats) uint64 { return s.Carried }),
+		journaled("berth_allocator_journal_bytes_total", "Compressed bytes of batches.", func(s journal.Stats) uint64 { return s.Bytes }),
+		journaled("berth_allocator_journal_unknown_total", "Writes whose outcome had to be read.", func(s journal.Stats) uint64 { return s.Unknown }),
 		gauge("berth_allocator_journal_unsettled_bytes", "Bytes of records that no Sandbox object shows yet and that the journal must carry. New claims are refused above 32 MiB.", func(t *term) float64 { return float64(t.journal.log.Stats().UnsettledBytes) }),
+		gauge("berth_allocator_event_log_events", "Events in the log of events.", func(t *term) float64 { return float64(t.eventLog.Stats().Events) }),
+		gauge("berth_allocator_event_log_bytes", "Compressed bytes of the log of events, 16 MiB at most.", func(t *term) float64 { return float64(t.eventLog.Stats().Bytes) }),
+		gauge("berth_allocator_event_log_waiting", "States of sandboxes that wait for the log of events. From 20,000 on the oldest are dropped.", func(t *term) float64 { return float64(t.eventLog.Stats().Waiting) }),
+		counter("berth_allocator_event_log_written_bytes_total", "Compressed bytes that were written to the log of events. A segment is written again as it fills.", func(t *term) uint64 { return t.eventLog.Stats().Written }),
+		counter("berth_allocator_event_log_failures_total", "Writes and deletions of the log of events that failed and are tried again.", func(t *term) uint64 { return t.eventLog.Stats().Failed }),
+		counter("berth_allocator_event_log_dropped_total", "States of sandboxes whose events were dropped, because the log of events could not be written for too long.", func(t *term) uint64 { return t.eventLog.Stats().Missed }),
+		gauge("berth_allocator_webhooks", "Webhooks of all teams.", func(t *term) float64 { return float64(t.webhooks.Stats().Webhooks) }),
+		gauge("berth_allocator_webhooks_locked", "Webhooks whose secret was sealed with another key of the cluster. They send nothing.", func(t *term) float64 { return float64(t.webhooks.Stats().Locked) }),
+		gauge("berth_allocator_webhook_lag_events", "Events that the webhook that is furthest behind has not got, of all types and teams.", func(t *term) float64 { return float64(t.webhooks.Stats().Lag) }),
+		counter("berth_allocator_webhook_deliveries_total", "Events delivered to webhooks.", func(t *term) uint64 { return t.webhooks.Stats().Delivered }),
+		counter("berth_allocator_webhook_failures_total", "Attempts to deliver an event to a webhook that failed.", func(t *term) uint64 { return t.webhooks.Stats().Failed }),
+		counter("berth_allocator_webhook_given_up_total", "Events that a webhook has not got, because it failed for them and not for others.", func(t *term) uint64 { return t.webhooks.Stats().GivenUp }),
+		counter("berth_allocator_webhook_gaps_total", "Times a webhook fell behind the log of events.", func(t *term) uint64 { return t.webhooks.Stats().Gaps }),
 		&census{a},
 		gauge("berth_allocator_leading", "1 while this replica leads.", func(*term) float64 { return 1 }),
 		gauge("berth_allocator_quarantine_seconds", "Time until pods are handed out, because the journal was begun anew and routers of the earlier journal may send requests to any address. 0: pods are handed out.", func(t *term) float64 { return t.quarantine().Seconds() }),

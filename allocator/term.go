@@ -19,6 +19,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/eventlog"
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/guard"
 	"github.com/berth-sandbox/berth/allocator/journal"
@@ -26,6 +27,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/allocator/poststart"
 	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
+	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/bootclock"
@@ -66,6 +68,8 @@ type term struct {
 	caller    *poststart.Caller
 	agents    *agents.Caller // nil without a cluster's key: no pool has agents then
 	events    *events.Ring
+	eventLog  *eventlog.Log
+	webhooks  *webhooks.Manager
 	// withholds: too many terms have ended because of violations of late. withheld has the violations of this one.
 	withholds bool
 	withheld  map[string]bool
@@ -117,6 +121,8 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.inits.run(ctx) })
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
 	all.Go(func() { t.objects.Run(ctx, objectWorkers) })
+	all.Go(func() { t.eventLog.Run(ctx) })
+	all.Go(func() { t.webhooks.Run(ctx) })
 	all.Go(func() { t.watchPressure(ctx, t.journalBacklog) })
 	all.Go(func() { t.journal.audit(ctx) })
 	all.Go(func() { t.audit(ctx) })
@@ -238,11 +244,12 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 	named := func(name string) kube.Options {
 		return kube.Options{Clients: k, Namespace: a.o.Namespace, Submit: t.Submit, Log: t.log.Named(name)}
 	}
-	var errs [5]error
+	var errs [6]error
 	t.caller, errs[0] = poststart.New(poststart.Options{Leads: a.lock.valid})
 	t.writer, errs[1] = pods.NewWriter(pods.WriterOptions{Options: named("pods"), Settings: a.o.podSettings()})
 	t.objects, errs[2] = sandboxobjects.NewWriter(sandboxobjects.WriterOptions{Options: named("objects"), Yield: t.headStart.wait})
 	t.labeler, errs[3] = pods.NewLabeler(pods.LabelerOptions{Client: k.Kubernetes, Yield: t.headStart.wait, Log: t.log.Named("pods")})
+	errs[5] = t.newEvents(log.Term())
 	if a.o.AccessKey != nil {
 		t.agents, errs[4] = agents.New(agents.Options{Key: a.o.AccessKey, Leads: a.lock.valid})
 	}
@@ -283,6 +290,7 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	if err != nil {
 		return err
 	}
+	t.eventLog.Recover(latestStates(st))
 	t.loop.guard.Recover(t.began.Boot, st)
 	t.loop.carryOut(t.began, nil, effects)
 	for _, ev := range records.Deleting {
@@ -366,8 +374,23 @@ func (t *term) write(e core.Effect) bool {
 	case core.PoolDrained:
 		t.other.add("remove finalizer of a pool", func(ctx context.Context) error { return t.a.watches.pools.Drained(ctx, e.Key) })
 	case core.DeleteObject:
-		t.other.add("delete Sandbox object", func(ctx context.Context) error { return t.objects.Forget(ctx, e) })
+		t.other.add("delete Sandbox object", func(ctx context.Context) error {
+			if !t.eventLog.Stored(e.ID) {
+				return errUntold
+			}
+			return t.objects.Forget(ctx, e)
+		})
 	case core.WriteObject:
+		if e.Sandbox.Phase == core.Ended && !t.eventLog.Stored(e.Sandbox.ID) { // the write may let a deleted object go
+			t.other.add("show the end in a Sandbox object", func(context.Context) error {
+				if !t.eventLog.Stored(e.Sandbox.ID) {
+					return errUntold
+				}
+				t.objects.Record(e)
+				return nil
+			})
+			break
+		}
 		t.objects.Record(e)
 	case core.ReadLog:
 		t.readLog(e)

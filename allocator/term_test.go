@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/eventlog"
 	"github.com/berth-sandbox/berth/allocator/guard"
 	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -140,7 +141,7 @@ func recoverSlowly(t *testing.T, slow time.Duration) {
 	a.watches = newTestWatches(t, a)
 	c, err := core.New(core.Config{Term: 1, MaxStale: 1, ConnectWindow: 1, Lease: 1, NewID: func() string { return "" }, NewSuffix: func() string { return "" }}, now(time.Now))
 	require.NoError(t, err)
-	tm := &term{number: 1, a: a, log: zap.NewNop()}
+	tm := &term{number: 1, a: a, eventLog: &eventlog.Log{}, log: zap.NewNop()}
 	tm.loop = newLoop(c, guard.New(time.Second), time.Now, tm.do)
 	done := make(chan error, 1)
 	go func() { done <- tm.recover(t.Context(), nil) }()

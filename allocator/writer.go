@@ -44,6 +44,8 @@ type journalWriter struct {
 	// journal or written to it.
 	maxStale time.Duration
 	submit   func(core.Event)
+	// durable gets the facts of each commit.
+	durable func([]core.Fact)
 	// bytes limits the rate of writes, because etcd keeps every version of a slot until its
 	// compaction.
 	bytes   *rate.Limiter
@@ -94,6 +96,7 @@ func (w *journalWriter) run(ctx context.Context) error {
 			return err
 		}
 		w.metrics.commits.Observe(time.Since(began).Seconds())
+		w.durable(facts) // before the core can let an object go
 		w.submit(core.Written{At: bootclock.Now()})
 		after := w.log.Stats()
 		if !w.pause(ctx, began, len(records), int(after.Bytes-before.Bytes)+slotOverhead*int(after.Batches-before.Batches)) {

@@ -201,6 +201,12 @@ func (s *server) testRights(t *testing.T) {
 		{allocator, yes, "get list create update", "journalslots.berth.sh", sandboxes, ""},
 		{allocator, no, "patch delete deletecollection", "journalslots.berth.sh", sandboxes, "berth-000"},
 		{allocator, no, "get list", "journalslots.berth.sh", other, ""},
+		{allocator, yes, "get list create update delete", "eventsegments.berth.sh", sandboxes, ""},
+		{allocator, no, "watch patch deletecollection", "eventsegments.berth.sh", sandboxes, "berth-000000000000000001"},
+		{allocator, no, "get list", "eventsegments.berth.sh", other, ""},
+		{allocator, yes, "get list create update delete", "eventwebhooks.berth.sh", sandboxes, ""},
+		{allocator, no, "watch patch deletecollection", "eventwebhooks.berth.sh", sandboxes, "x"},
+		{allocator, no, "get list", "eventwebhooks.berth.sh", other, ""},
 		{allocator, yes, "create", "leases.coordination.k8s.io", sandboxes, ""},
 		{allocator, yes, "get update", "leases.coordination.k8s.io", sandboxes, "berth-allocator"},
 		{allocator, no, "delete patch", "leases.coordination.k8s.io", sandboxes, "berth-allocator"},
@@ -480,7 +486,7 @@ func (s *server) may(t *testing.T, who, verb, resource, namespace string) bool {
 // testUninstall comes after all that need the release.
 func (s *server) testUninstall(t *testing.T) {
 	s.helm(t, "uninstall", release)
-	for _, name := range []string{"sandboxpools.berth.sh", "sandboxes.berth.sh", "journalslots.berth.sh"} {
+	for _, name := range []string{"sandboxpools.berth.sh", "sandboxes.berth.sh", "journalslots.berth.sh", "eventsegments.berth.sh", "eventwebhooks.berth.sh"} {
 		crds := s.dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 		_, err := crds.Get(t.Context(), name, metav1.GetOptions{})
 		require.NoError(t, err, "all pools would have gone with it")

@@ -326,6 +326,44 @@ func (c *Client) DeclareDead(ctx context.Context, session, reason string) (*open
 	})
 }
 
+// Webhooks returns the webhooks of the team, or of all teams for an admin.
+func (c *Client) Webhooks(ctx context.Context) ([]openapi.Webhook, error) {
+	all, err := call[[]openapi.Webhook](ctx, repeatable, func() (*http.Response, error) { return c.api.ListWebhooks(ctx) })
+	if err != nil {
+		return nil, err
+	}
+	return *all, nil
+}
+
+// CreateWebhook has events sent to a URL.
+func (c *Client) CreateWebhook(ctx context.Context, w openapi.NewWebhook) (*openapi.Webhook, error) {
+	return call[openapi.Webhook](ctx, once, func() (*http.Response, error) { return c.api.CreateWebhook(ctx, w) })
+}
+
+// UpdateWebhook changes what is not nil.
+func (c *Client) UpdateWebhook(ctx context.Context, id string, change openapi.WebhookChange) (*openapi.Webhook, error) {
+	return call[openapi.Webhook](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.UpdateWebhook(ctx, id, change)
+	})
+}
+
+// DeleteWebhook deletes a webhook. When it returns, nothing is sent any more.
+func (c *Client) DeleteWebhook(ctx context.Context, id string) error {
+	_, err := call[none](ctx, once, func() (*http.Response, error) { return c.api.DeleteWebhook(ctx, id) })
+	return err
+}
+
+// Deliveries returns at most limit attempts to deliver events to a webhook, the newest first.
+func (c *Client) Deliveries(ctx context.Context, id string, limit int) ([]openapi.WebhookDelivery, error) {
+	all, err := call[[]openapi.WebhookDelivery](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.ListDeliveries(ctx, id, &openapi.ListDeliveriesParams{Limit: &limit})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return *all, nil
+}
+
 // Link makes a link that opens one port of a sandbox in a browser until it expires.
 func (c *Client) Link(ctx context.Context, id string, link openapi.NewLink) (*openapi.Link, error) {
 	return call[openapi.Link](ctx, repeatable, func() (*http.Response, error) { return c.api.MakeLink(ctx, id, link) })

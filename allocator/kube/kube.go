@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -26,6 +27,8 @@ type Clients struct {
 	Kubernetes kubernetes.Interface
 	// Berth serves the API group berth.sh.
 	Berth rest.Interface
+	// Host is the host, or host:port, of the API server.
+	Host string
 }
 
 // Config returns the configuration of a kubeconfig file, or that of the pod's service account for
@@ -74,7 +77,11 @@ func NewClients(config *rest.Config, qps float32, burst int) (*Clients, error) {
 	if err != nil {
 		return nil, fmt.Errorf("berth.sh client: %w", err)
 	}
-	return &Clients{Kubernetes: k, Berth: b}, nil
+	host := config.Host
+	if u, err := url.Parse(host); err == nil && u.Host != "" {
+		host = u.Host
+	}
+	return &Clients{Kubernetes: k, Berth: b, Host: host}, nil
 }
 
 // NewQueue returns a queue. An item that fails comes back after a pause, which grows from least to

@@ -18,15 +18,7 @@ func decodeBody(r *http.Request, into any) error { return decode(bodyOf(r), into
 
 // decodeLimit reads the parameter limit, which was checked against its schema.
 func decodeLimit(r *http.Request, absent int) (int, error) {
-	text := r.URL.Query().Get("limit")
-	if text == "" {
-		return absent, nil
-	}
-	limit, err := strconv.Atoi(text)
-	if err != nil {
-		return 0, invalid("limit: %q: must be an integer", text)
-	}
-	return limit, nil
+	return number(r.URL.Query(), "limit", absent)
 }
 
 // decodeMetadata reads a filter: a query string whose keys and values are percent-encoded once more.

@@ -12,8 +12,10 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/eventlog"
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/inspect"
+	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -48,6 +50,10 @@ type Allocator interface {
 	Serving() context.Context
 	// Events returns the events of this term.
 	Events() (*events.Ring, error)
+	// EventLog returns the log of events across leaders, as this term writes it.
+	EventLog() (*eventlog.Log, error)
+	// Webhooks returns the webhooks of this term.
+	Webhooks() (*webhooks.Manager, error)
 	// ClaimWait returns how long a claim waits for a pod if it does not say.
 	ClaimWait() time.Duration
 	// Claim takes a sandbox from the pool. It fills in c.Token and c.Pool.

@@ -24,8 +24,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/eventlog"
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/inspect"
+	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -58,6 +60,8 @@ type fake struct {
 	counts     map[string]core.Counts
 	routes     map[string]core.RouteStatus
 	events     *events.Ring
+	eventLog   *eventlog.Log
+	webhooks   *webhooks.Manager
 	serving    context.Context // nil: it serves on
 	inspected  map[string]inspect.Pod
 	warnings   []corev1.Event // of pods that are gone
@@ -256,6 +260,10 @@ func (f *fake) Serving() context.Context {
 }
 
 func (f *fake) Events() (*events.Ring, error) { return f.events, f.err }
+
+func (f *fake) EventLog() (*eventlog.Log, error) { return f.eventLog, f.err }
+
+func (f *fake) Webhooks() (*webhooks.Manager, error) { return f.webhooks, f.err }
 
 func (f *fake) Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error) {
 	f.mu.Lock()

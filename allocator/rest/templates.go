@@ -55,10 +55,13 @@ func (a *api) getTemplateByAlias(w *reply, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, openapi.TemplateAlias{TemplateID: pool.Name})
 }
 
+// defaultTeam is the name of the team of an API without keys.
+const defaultTeam = "default"
+
 func (a *api) listTeams(w *reply, r *http.Request) error {
 	name := access.From(r.Context()).Team
 	if name == "" {
-		name = "default" // an API without keys
+		name = defaultTeam
 	}
 	return writeJSON(w, http.StatusOK, []openapi.Team{{TeamID: name, Name: name, IsDefault: true}})
 }

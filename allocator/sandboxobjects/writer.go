@@ -101,11 +101,15 @@ func NewWriter(o WriterOptions) (*Writer, error) {
 	}, errors.Join(o.Check(), options.Require(o, "Yield"))
 }
 
-// Record queues a state. It never blocks.
+// Record queues a state, unless a later one waits. It never blocks.
 func (p *Writer) Record(r core.WriteObject) {
 	s := r.Sandbox
 	p.mu.Lock()
 	w, waits := p.latest[s.ID]
+	if waits && s.Revision.Less(w.sandbox.Revision) {
+		p.mu.Unlock()
+		return
+	}
 	if !waits {
 		w.since, w.touch = bootclock.Now(), true
 	}

@@ -51,6 +51,8 @@ type Parameter struct {
 	Name   string
 	schema *Schema
 	kind   string // its JSON type
+	// repeated: an array may be given in several values.
+	repeated bool
 }
 
 // document is the part of an OpenAPI document that Load reads.
@@ -72,10 +74,12 @@ type operation struct {
 }
 
 type parameter struct {
-	Ref    string `json:"$ref"`
-	Name   string `json:"name"`
-	In     string `json:"in"`
-	Schema struct {
+	Ref  string `json:"$ref"`
+	Name string `json:"name"`
+	In   string `json:"in"`
+	// Explode is true if it is absent.
+	Explode *bool `json:"explode"`
+	Schema  struct {
 		Type string `json:"type"`
 	} `json:"schema"`
 }
@@ -159,7 +163,7 @@ func (d *document) operation(schemas *schemas, path, method string, raw json.Raw
 		if err != nil {
 			return op, err
 		}
-		op.Query = append(op.Query, Parameter{Name: p.Name, kind: p.Schema.Type, schema: schema})
+		op.Query = append(op.Query, Parameter{Name: p.Name, kind: p.Schema.Type, schema: schema, repeated: p.Schema.Type == "array" && (p.Explode == nil || *p.Explode)})
 	}
 	if o.RequestBody == nil {
 		return op, nil

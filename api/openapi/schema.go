@@ -445,11 +445,13 @@ func (o *Operation) CheckQuery(values url.Values) error {
 }
 
 func (p Parameter) check(values []string) *Problem {
-	if len(values) > 1 {
+	if len(values) > 1 && !p.repeated {
 		return &Problem{Field: p.Name, Message: "must be given once"}
 	}
-	if text := unprintable(values[0]); text != "" {
-		return &Problem{Field: p.Name, Message: text}
+	for _, v := range values {
+		if text := unprintable(v); text != "" {
+			return &Problem{Field: p.Name, Message: text}
+		}
 	}
 	var value any = values[0]
 	switch p.kind {
@@ -459,9 +461,16 @@ func (p Parameter) check(values []string) *Problem {
 			return &Problem{Field: p.Name, Message: short(fmt.Sprintf("%q: must be an integer", values[0]))}
 		}
 		value = n
+	case "boolean":
+		switch values[0] {
+		case "true", "false":
+			value = values[0] == "true"
+		default:
+			return &Problem{Field: p.Name, Message: short(fmt.Sprintf("%q: must be true or false", values[0]))}
+		}
 	case "array":
 		var all []any
-		for one := range strings.SplitSeq(values[0], ",") {
+		for one := range strings.SplitSeq(strings.Join(values, ","), ",") {
 			all = append(all, one)
 		}
 		value = all

@@ -16,7 +16,7 @@ func GroupVersion() schema.GroupVersion {
 
 // AddToScheme registers the types of this package.
 func AddToScheme(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion(), &SandboxPool{}, &SandboxPoolList{}, &Sandbox{}, &SandboxList{}, &JournalSlot{}, &JournalSlotList{})
+	s.AddKnownTypes(GroupVersion(), &SandboxPool{}, &SandboxPoolList{}, &Sandbox{}, &SandboxList{}, &JournalSlot{}, &JournalSlotList{}, &EventSegment{}, &EventSegmentList{}, &EventWebhook{}, &EventWebhookList{})
 	metav1.AddToGroupVersion(s, GroupVersion())
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"sync"
@@ -30,6 +31,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	apirest "github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/allocator/webhooks"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
@@ -63,6 +65,9 @@ type flags struct {
 	ClaimQueue       int           `default:"1000" placeholder:"CLAIMS" help:"How many claims of one pool may wait."`
 	TeamLimits       string        `placeholder:"FILE" help:"YAML file with the limits of the teams (docs/api.md); reloaded when it changes. Empty: no limits."`
 	JournalBytes     int           `name:"journal-bytes-per-second" default:"1048576" placeholder:"BYTES-PER-SECOND" help:"Limit of the bytes written to the journal. etcd keeps all of them until its compaction, every 5 minutes by default."`
+	WebhookAllow     []string      `placeholder:"CIDR" help:"Networks to which webhooks may lead although their addresses are not public; may be repeated."`
+	WebhookDeny      []string      `placeholder:"CIDR" help:"Networks to which webhooks may not lead, such as public addresses of pods, Services and nodes of this cluster; may be repeated."`
+	WebhookAllowHTTP bool          `name:"webhook-allow-http" help:"Webhooks may have http URLs too. The bodies have the metadata of sandboxes: only for development."`
 	LeaseDuration    time.Duration `default:"4s" help:"How long a leader keeps the lease without renewing it: whole seconds, 1s to 1m. The same for all replicas. A pod that another client deletes serves on for longer than a failover, so a change replaces idle pods."`
 	LeaseRenew       time.Duration `default:"3s" help:"How long a leader retries a renewal before it gives the lease up; less than --lease-duration."`
 	LeaseRetry       time.Duration `default:"300ms" help:"Pause between attempts at the lease. A follower extends it by up to a factor of 2.2."`
@@ -174,7 +179,7 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage,
 		LeaseDuration: s.LeaseDuration, RenewDeadline: s.LeaseRenew, RetryPeriod: s.LeaseRetry,
 		ClaimWait: s.ClaimWait, MaxWaiting: s.ClaimQueue, TeamLimits: s.TeamLimits, JournalBytesPerSecond: s.JournalBytes,
-		ReapDryRun: s.ReapDryRun, MaxStale: s.MaxStale, ConnectWindow: s.ConnectWindow, Policy: policy,
+		Webhooks: s.webhooks(), ReapDryRun: s.ReapDryRun, MaxStale: s.MaxStale, ConnectWindow: s.ConnectWindow, Policy: policy,
 		PublicScheme: public.Scheme, PublicHost: public.Host,
 		WallClock: func() time.Time { return time.Now().Add(s.WallClockOffset) },
 		Metrics:   s.metrics, Log: s.log,
@@ -354,6 +359,9 @@ func (f *flags) check() (*url.URL, error) {
 	if err := allocator.CheckElection(f.LeaseDuration, f.LeaseRenew, f.LeaseRetry); err != nil {
 		errs = append(errs, fmt.Errorf("--lease-duration %v, --lease-renew %v, --lease-retry %v: %w", f.LeaseDuration, f.LeaseRenew, f.LeaseRetry, err))
 	}
+	_, err1 := networks("--webhook-allow", f.WebhookAllow)
+	_, err2 := networks("--webhook-deny", f.WebhookDeny)
+	errs = append(errs, err1, err2)
 	if f.ShutdownAfter <= 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-after %v: must be positive", f.ShutdownAfter))
 	}
@@ -361,6 +369,25 @@ func (f *flags) check() (*url.URL, error) {
 		errs = append(errs, err)
 	}
 	return public, errors.Join(errs...)
+}
+
+// networks reads the values of a flag.
+func networks(flag string, texts []string) (all []netip.Prefix, err error) {
+	for _, text := range texts {
+		p, wrong := netip.ParsePrefix(text)
+		if wrong != nil {
+			err = errors.Join(err, fmt.Errorf("%s %q: must be a network such as 10.0.0.0/8", flag, text))
+		}
+		all = append(all, p.Masked())
+	}
+	return all, err
+}
+
+// webhooks says where webhooks may lead. check has accepted the flags.
+func (f *flags) webhooks() webhooks.Guard {
+	allowed, _ := networks("", f.WebhookAllow)
+	denied, _ := networks("", f.WebhookDeny)
+	return webhooks.Guard{AllowHTTP: f.WebhookAllowHTTP, Allowed: allowed, Denied: denied}
 }
 
 // adminHandler answers probes, metrics and, on loopback only, profiles.

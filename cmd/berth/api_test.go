@@ -112,6 +112,21 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			"id: 1.5\nevent: created\ndata: {\"type\":\"created\",\"at\":%q,\"sandboxID\":%q,\"pool\":\"python\",\"team\":\"a\"}\n\n"+
 			"id: 1.6\nevent: released\ndata: {\"type\":\"released\",\"at\":%q,\"sandboxID\":%q,\"pool\":\"python\",\"reason\":\"Killed\"}\n\n",
 			at, first, at, first)
+	case path == "/events/webhooks/nosuch" || path == "/events/webhooks/nosuch/deliveries":
+		refuse(w, http.StatusNotFound, "not_found", `webhook "nosuch": there is none of this ID`)
+	case path == "/events/webhooks" && r.Method == http.MethodGet:
+		off := webhookOf("w2")
+		off.Enabled = false
+		answer(w, http.StatusOK, []openapi.Webhook{webhookOf("w1"), off})
+	case path == "/events/webhooks":
+		answer(w, http.StatusCreated, webhookOf("w3"))
+	case strings.HasSuffix(path, "/deliveries"):
+		answer(w, http.StatusOK, []openapi.WebhookDelivery{
+			{ID: "d2", WebhookID: "w1", EventID: "e2", EventType: "sandbox.lifecycle.killed", SandboxID: first, Timestamp: noon, Attempt: 2, Status: openapi.Failed, DurationMs: 31, ResponseHTTPStatusCode: new(503), ErrorMessage: new("the answer is 503")},
+			{ID: "d1", WebhookID: "w1", EventID: "e1", EventType: "sandbox.lifecycle.created", SandboxID: first, Timestamp: noon, Attempt: 1, Status: openapi.Success, DurationMs: 12, ResponseHTTPStatusCode: new(204)},
+		})
+	case strings.HasPrefix(path, "/events/webhooks/"):
+		answer(w, http.StatusOK, webhookOf(strings.TrimPrefix(path, "/events/webhooks/")))
 	case path == "/v1/last-active" && r.URL.Query().Get("id") == "nosuch":
 		answer(w, http.StatusOK, openapi.LastActive{Now: noon, Sandboxes: []openapi.Activity{}})
 	case path == "/v1/last-active":
@@ -295,6 +310,13 @@ func refuse(w http.ResponseWriter, status int, reason, message string) {
 	answer(w, status, openapi.Error{Code: status, Reason: reason, Message: message})
 }
 
+func webhookOf(id string) openapi.Webhook {
+	return openapi.Webhook{
+		ID: id, TeamID: "a", Name: "billing", CreatedAt: noon, URL: "https://hooks.example.com/berth", Enabled: true,
+		Events: []openapi.EventType{"sandbox.lifecycle.created", "sandbox.lifecycle.killed"},
+	}
+}
+
 func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 	s, url := serve(t)
 	s.logs = logOf(2)
@@ -309,6 +331,9 @@ func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 		"open --print " + first + ":3000/a?b=c", "diagnose " + first, "diagnose " + second, "diagnose " + third, "diagnose " + first + " -o json", "pools ls", "pools ls -o wide", "pools get python -o yaml",
 		"pools scale python --warm=3 --max-pods=10", "pools scale python", "events", "events -o wide --no-headers", "fence ls", "fence ls -o name", "fence sessions", "fence sessions -o yaml",
 		"fence declare-dead router-b --gone --reason=burnt",
+		"webhooks ls", "webhooks ls -o wide", "webhooks ls -o name", "webhooks create https://hooks.example.com/berth --name=billing --event=killed --secret-file=testdata/help.golden",
+		"webhooks create https://hooks.example.com/berth --name=billing --secret-file=nosuch", "webhooks enable w1 nosuch", "webhooks disable w1", "webhooks rotate w1 --secret-file=testdata/help.golden",
+		"webhooks delete w1 w2", "webhooks deliveries w1", "webhooks deliveries w1 -o wide", "webhooks deliveries nosuch",
 	} {
 		stdout, stderr, err := command(t.Context(), append(strings.Fields(line), "--api-url="+url)...)
 		all.WriteString("$ berth " + line + "\n" + stdout)

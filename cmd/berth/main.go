@@ -46,6 +46,7 @@ type commands struct {
 	MCP         mcpCommand         `cmd:"" name:"mcp" help:"Offer sandboxes as tools to a program that speaks the Model Context Protocol."`
 	Pools       poolsCommand       `cmd:"" help:"Pools of warm pods."`
 	Events      eventsCommand      `cmd:"" help:"Print what happens to sandboxes."`
+	Webhooks    webhooksCommand    `cmd:"" help:"URLs to which events are sent."`
 	LastActive  lastActiveCommand  `cmd:"" help:"When sandboxes were last used, and what happens next."`
 	Fence       fenceCommand       `cmd:"" help:"What released sandboxes wait for."`
 	Journal     journalCommand     `cmd:"" help:"The allocator's journal."`

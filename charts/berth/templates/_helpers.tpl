@@ -177,7 +177,7 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- $errors = append $errors (printf "api.keysNamespace: %s is the namespace of the sandboxes, and who creates pods there must not make keys: name another one, or none" $sandboxes) }}
 {{- end }}
 {{- if .Values.crds.install }}
-{{- range $name := list "sandboxpools.berth.sh" "sandboxes.berth.sh" "journalslots.berth.sh" }}
+{{- range $name := list "sandboxpools.berth.sh" "sandboxes.berth.sh" "journalslots.berth.sh" "eventsegments.berth.sh" "eventwebhooks.berth.sh" }}
 {{- if dig "metadata" "deletionTimestamp" "" (lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name) }}
 {{- $errors = append $errors (printf "crds.install: the CRD %s is being deleted, and its objects with it: wait until it has gone (kubectl get crd %s), and try again. Objects that hold it up have finalizers: docs/chart.md, Uninstall" $name $name) }}
 {{- end }}
