@@ -12,8 +12,8 @@ import (
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/openapi"
-	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/api/sandboxid"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
 func (a *api) create(w *reply, r *http.Request) error {
@@ -95,7 +95,7 @@ func (a *api) claimOf(request *openapi.NewSandbox) (c core.Claim, err error) {
 
 // checkPause refuses a claim that asks for a pause, unless its pool accepts that there is none.
 func (a *api) checkPause(request *openapi.NewSandbox) error {
-	field := ""
+	var field string
 	switch {
 	case deref(request.AutoPause, false):
 		field = "autoPause"
