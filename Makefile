@@ -97,6 +97,7 @@ test-long: ground
 	go test ./envoy -count=1 -timeout 20m -run TestThousandsOfWebSocketsStayOpen -envoy.websockets=5m
 	go test $(RACE) -timeout 60m -count=5 ./devcluster/...
 	go test $(RACE) -timeout 60m -count=3 ./e2e -e2e.long
+	go test -timeout 60m -count=1 -v ./e2e -run TestLatestSDKsAndFrameworksWork -e2e.latest
 	go test -timeout 30m -count=1 -v ./e2e -run TestAgentDoesNotGrowUnderTheSDKs -e2e.loops=10m
 	go test $(RACE) -timeout 60m -count=1 ./e2e/chaos -chaos.long
 	go test $(RACE) -timeout 60m -count=1 ./e2e/reaping -reaping.duration=5m -reaping.reaps=500
@@ -199,6 +200,11 @@ bench-fence: ground
 .PHONY: bench-agent
 bench-agent: ground
 	go test ./bench -run '^$$' -bench 'Agent' -benchtime 1x -timeout 40m -v
+
+## bench-computesdk: the time from a create to the end of a first command as ComputeSDK's benchmark takes it: one after the other, staggered, and 100 at once
+.PHONY: bench-computesdk
+bench-computesdk: ground
+	go test ./bench -run '^$$' -bench 'ComputeSDK' -benchtime 1x -timeout 40m -v
 
 ## image-archives: build the container images as archives in bin/images, as VERSION (default: that of internal/version); needs no Docker
 .PHONY: image-archives

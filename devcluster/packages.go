@@ -13,8 +13,8 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/proc"
 )
 
-// installLimit bounds an installation. It ends one that hangs: a slow one takes a minute.
-const installLimit = 10 * time.Minute
+// installLimit bounds an installation. It ends one that hangs: the largest takes a minute, and ten on a busy machine.
+const installLimit = 30 * time.Minute
 
 // Packages are releases of other projects, with what they depend on, as the tests use them: from the
 // registries, with npm or pip.
@@ -42,18 +42,30 @@ func NPMProject(name, packageJSON string) Packages {
 
 // PyPI returns a package with that exact version. Dir is a directory for PYTHONPATH.
 func PyPI(name, version string) Packages {
-	return Packages{
-		name: "pypi-" + fileName(name+"=="+version), tool: "python3 -m pip",
-		command: func(ctx context.Context, out string) (*exec.Cmd, error) {
-			// What is called python3 may be a script of a version manager, which takes a lock of the
-			// whole Python installation after each pip. The interpreter itself takes none.
-			interpreter, err := exec.CommandContext(ctx, "python3", "-c", "import sys; print(sys.executable)").Output()
-			if err != nil {
-				return nil, fmt.Errorf("ask python3 for its path: %w", err)
-			}
-			return exec.Command(strings.TrimSpace(string(interpreter)), "-m", "pip", "install", "--quiet",
-				"--disable-pip-version-check", "--root-user-action=ignore", "--target", out, name+"=="+version), nil
-		},
+	spec := name + "==" + version
+	return Packages{name: "pypi-" + fileName(spec), tool: "python3 -m pip", command: pipInstall(spec)}
+}
+
+// PyPIProject returns the packages that a requirements.txt asks for. Dir is a directory for PYTHONPATH.
+func PyPIProject(name, requirements string) Packages {
+	p := Packages{name: "pypi-" + fileName(name), tool: "python3 -m pip", file: "requirements.txt", content: requirements}
+	p.command = func(ctx context.Context, out string) (*exec.Cmd, error) {
+		return pipInstall("--requirement", filepath.Join(out, p.file))(ctx, out)
+	}
+	return p
+}
+
+func pipInstall(specs ...string) func(context.Context, string) (*exec.Cmd, error) {
+	return func(ctx context.Context, out string) (*exec.Cmd, error) {
+		// What is called python3 may be a script of a version manager, which takes a lock of the
+		// whole Python installation after each pip. The interpreter itself takes none.
+		interpreter, err := exec.CommandContext(ctx, "python3", "-c", "import sys; print(sys.executable)").Output()
+		if err != nil {
+			return nil, fmt.Errorf("ask python3 for its path: %w", err)
+		}
+		args := append([]string{"-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+			"--root-user-action=ignore", "--target", out}, specs...)
+		return exec.Command(strings.TrimSpace(string(interpreter)), args...), nil
 	}
 }
 

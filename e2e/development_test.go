@@ -49,7 +49,7 @@ func TestProgramsRunWithWhatUpPrints(t *testing.T) {
 
 // The domain leads the SDKs to the API behind the gateway, which has no keys and sees that they are on this machine.
 func TestDomainAloneLeadsSDKsToADevelopmentCluster(t *testing.T) {
-	d := startDevelopment(t, "--tls")
+	d := startDevelopment(t, "--tls", "--code-interpreter")
 	resolve, err := filepath.Abs(filepath.Join("sdk", "resolve"))
 	require.NoError(t, err)
 	var environment []string
@@ -80,6 +80,13 @@ Sandbox.create('demo', { timeoutMs: 60_000 }).then(async (s) => {
 		require.Equal(t, "hello\ntrue true false\n",
 			strings.ReplaceAll(strings.ToLower(d.run(all, ".", program...)), "\r", ""))
 	}
+	clients, err := pythonClients()
+	require.NoError(t, err)
+	all := slices.Concat(environment,
+		[]string{"PYTHONPATH=" + installed(t, clients) + ":" + resolve, "PYTHONDONTWRITEBYTECODE=1"})
+	require.Equal(t, "2\n", d.run(all, ".", "python3", "-c", `
+from e2b_code_interpreter import Sandbox
+with Sandbox.create() as s: print(s.run_code("1 + 1").text)`))
 }
 
 // development is a cluster that "berth-dev up" has started.

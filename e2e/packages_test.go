@@ -5,13 +5,17 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
 // Versions of what the tests use besides E2B's SDKs.
@@ -25,28 +29,35 @@ var (
 	pythonMCP    = devcluster.PyPI("mcp", "2.3.0")
 )
 
-// installPackages installs all packages of the tests into the cache, one after the other. It runs before
-// the first test, so that no deadline of a test and no timeout of a sandbox includes an installation.
+// installPackages installs all packages of the tests into the cache, some side by side: they wait for the
+// registries. It runs before the first test, so that no deadline of a test and no timeout of a sandbox
+// includes an installation.
 func installPackages(ctx context.Context) error {
 	all := []devcluster.Packages{schemathesis, pythonMCP}
 	for _, c := range slices.Concat(newSDKs, oldSDKs, toolSDKs) {
 		all = append(all, c.packages("e2b", c.version))
 	}
-	python, errPython := pythonExample()
-	node, errNode := nodeExample()
-	if err := errors.Join(errPython, errNode); err != nil {
-		return err
+	for _, project := range []func() (devcluster.Packages, error){
+		stack.InterpreterPackages, pythonClients, nodeClients, pythonExample, nodeExample,
+	} {
+		packages, err := project()
+		if err != nil {
+			return err
+		}
+		all = append(all, packages)
 	}
-	all = append(all, python, node)
 	if os.Getenv("BERTH_E2E_CHROMIUM") != "" {
 		all = append(all, devcluster.NPM("playwright-core", playwrightVersion), devcluster.NPM("vite", viteVersion))
 	}
+	var some errgroup.Group
+	some.SetLimit(4)
 	for _, p := range all {
-		if _, err := p.Dir(ctx, os.Stderr); err != nil {
+		some.Go(func() error {
+			_, err := p.Dir(ctx, os.Stderr)
 			return err
-		}
+		})
 	}
-	return nil
+	return some.Wait()
 }
 
 // installed returns the directory of packages.
@@ -55,6 +66,31 @@ func installed(t *testing.T, p devcluster.Packages) string {
 	dir, err := p.Dir(t.Context(), os.Stderr)
 	require.NoError(t, err)
 	return dir
+}
+
+// pythonClients and nodeClients are the code interpreter SDKs and the frameworks that use E2B's SDKs.
+func pythonClients() (devcluster.Packages, error) {
+	requirements, err := os.ReadFile(filepath.Join("sdk", "requirements.txt"))
+	return devcluster.PyPIProject("clients", string(requirements)), err
+}
+
+func nodeClients() (devcluster.Packages, error) {
+	packages, err := os.ReadFile(filepath.Join("sdk", "package.json"))
+	return devcluster.NPMProject("clients", string(packages)), err
+}
+
+// latestPythonClients and latestNodeClients are the newest releases of today.
+func latestPythonClients() (devcluster.Packages, error) {
+	requirements, err := os.ReadFile(filepath.Join("sdk", "requirements.txt"))
+	unpinned := regexp.MustCompile("==.*").ReplaceAllString(string(requirements), "")
+	return devcluster.PyPIProject("latest-clients", "# "+time.Now().Format(time.DateOnly)+"\n"+unpinned), err
+}
+
+func latestNodeClients() (devcluster.Packages, error) {
+	packages, err := os.ReadFile(filepath.Join("sdk", "package.json"))
+	text := regexp.MustCompile(`": "[0-9].*?"`).ReplaceAllString(string(packages), `": "latest"`)
+	text = strings.Replace(text, "{", `{"version":"0.0.0-`+time.Now().Format(time.DateOnly)+`",`, 1)
+	return devcluster.NPMProject("latest-clients", text), err
 }
 
 // pythonExample is what examples/python needs.

@@ -166,7 +166,8 @@ func (e *env) eachSDK(all []stockSDK, part string, environment []string) {
 // installed returns the directory with the SDK.
 func (c stockSDK) installed(t *testing.T) string { return installed(t, c.packages("e2b", c.version)) }
 
-// run runs a part of the program with the SDK in a directory.
+// run runs a part of the program with the SDK in a directory. The program writes its release and how many steps it
+// has made, for the log.
 func (c stockSDK) run(t *testing.T, dir, part string, environment []string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -176,4 +177,5 @@ func (c stockSDK) run(t *testing.T, dir, part string, environment []string) {
 	command.Env = environment
 	out, err := command.CombinedOutput()
 	require.NoError(t, err, "%s", out)
+	t.Logf("%s", out)
 }

@@ -83,13 +83,19 @@ func (e *env) otherPool(name string, warm int32, change func(*v1alpha1.SandboxPo
 	p := e.newPool(e.pool+"-"+name, warm)
 	change(&p.Spec)
 	e.createPool(p)
+	e.waitFull(p.Name, warm)
+	return p.Name
+}
+
+// waitFull waits until a pool has that many warm pods.
+func (e *env) waitFull(pool string, warm int32) {
+	e.t.Helper()
 	e.eventually(func() error {
-		if s := e.readPool(p.Name).Status; s.Warm < warm {
+		if s := e.readPool(pool).Status; s.Warm < warm {
 			return fmt.Errorf("%d of %d pods are warm: %+v", s.Warm, warm, s)
 		}
 		return nil
 	})
-	return p.Name
 }
 
 // claimOf claims a sandbox of a pool as soon as the pool has a warm pod. It returns when the

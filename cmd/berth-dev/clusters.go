@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
 type named struct {
@@ -44,6 +45,15 @@ func (c *upCommand) Run(ctx context.Context, o *output) error {
 	// The build runs in the foreground, so that its progress is visible.
 	if err := (&buildCommand{}).Run(ctx, o); err != nil {
 		return err
+	}
+	if c.CodeInterpreter {
+		packages, err := stack.InterpreterPackages()
+		if err != nil {
+			return err
+		}
+		if _, err := packages.Dir(ctx, o.err); err != nil {
+			return err
+		}
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -108,6 +118,11 @@ func (c *serveCommand) Run(ctx context.Context, o *output) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.stop()) }()
+	if c.CodeInterpreter {
+		if err := e.createInterpreterPool(ctx, o.err); err != nil {
+			return err
+		}
+	}
 	withdraw, err := e.publish(c.Name)
 	if err != nil {
 		return err

@@ -56,6 +56,8 @@ type shape struct {
 	GatewayHost []string `default:"127.0.0.1" help:"Hosts beside the domain at which headers name the sandbox, as E2B's SDKs do with E2B_SANDBOX_URL."`
 	E2BStatuses bool     `name:"e2b-statuses" help:"Answer every client as E2B does for sandboxes that are unknown or have ended, and for closed ports: 502."`
 	Replicas    int      `default:"1" help:"How many allocators and gateways to run."`
+
+	CodeInterpreter bool `help:"Make the pool code-interpreter-v1 too, for runCode of E2B's SDKs. It needs Python packages, which the first start installs: minutes."`
 }
 
 // check returns the options of the stack.
@@ -77,7 +79,8 @@ func (s *shape) check() (stack.Options, error) {
 // args are the flags that have this shape.
 func (s *shape) args() []string {
 	return []string{"--domain=" + s.Domain, fmt.Sprintf("--tls=%t", s.TLS), fmt.Sprintf("--e2b-statuses=%t", s.E2BStatuses),
-		"--gateway-host=" + strings.Join(s.GatewayHost, ","), fmt.Sprintf("--replicas=%d", s.Replicas)}
+		"--gateway-host=" + strings.Join(s.GatewayHost, ","), fmt.Sprintf("--replicas=%d", s.Replicas),
+		fmt.Sprintf("--code-interpreter=%t", s.CodeInterpreter)}
 }
 
 // startEnvironment starts a cluster with Berth and the demo pool. It calls step at
@@ -114,17 +117,17 @@ func startEnvironment(
 		return nil, err
 	}
 	step(fmt.Sprintf("pool %q with %d warm pods", demoPool, demoWarm))
-	return e, e.createPool(ctx)
+	pool := stack.DemoPool(namespace, demoPool, demoWarm)
+	pool.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: sandboxaccess.AgentPort}
+	return e, e.createPool(ctx, pool)
 }
 
-// createPool makes the demo pool and waits until it is full.
-func (e *environment) createPool(ctx context.Context) error {
+// createPool makes a pool and waits until it is full.
+func (e *environment) createPool(ctx context.Context, pool *v1alpha1.SandboxPool) error {
 	clients, err := kube.NewClients(e.cluster.RestConfig(), 0, 0)
 	if err != nil {
 		return err
 	}
-	pool := stack.DemoPool(namespace, demoPool, demoWarm)
-	pool.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: sandboxaccess.AgentPort}
 	if err := clients.Berth.Post().Namespace(namespace).Resource("sandboxpools").Body(pool).Do(ctx).Error(); err != nil {
 		return fmt.Errorf("create pool: %w", err)
 	}
@@ -132,12 +135,22 @@ func (e *environment) createPool(ctx context.Context) error {
 	defer cancel()
 	var p v1alpha1.SandboxPool
 	if err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		err := clients.Berth.Get().Namespace(namespace).Resource("sandboxpools").Name(demoPool).Do(ctx).Into(&p)
-		return err == nil && p.Status.Warm >= demoWarm, nil
+		err := clients.Berth.Get().Namespace(namespace).Resource("sandboxpools").Name(pool.Name).Do(ctx).Into(&p)
+		return err == nil && p.Status.Warm >= pool.Spec.Warm, nil
 	}); err != nil {
 		return fmt.Errorf("%w; its status: %+v", context.Cause(ctx), p.Status)
 	}
 	return nil
+}
+
+// createInterpreterPool makes the pool of examples/code-interpreter.
+func (e *environment) createInterpreterPool(ctx context.Context, progress io.Writer) error {
+	pool, err := stack.InterpreterPool(ctx, namespace, filepath.Join(e.cluster.Dir(), "code-interpreter"), progress)
+	if err != nil {
+		return err
+	}
+	pool.Spec.Warm = 2
+	return e.createPool(ctx, pool)
 }
 
 // stop ends Berth and then the cluster. It may be called on a half-started

@@ -69,7 +69,7 @@ func TestUpOfARunningClusterNamesTheCommands(t *testing.T) {
 func TestShapePassesToTheBackgroundProcess(t *testing.T) {
 	for _, want := range []shape{
 		{GatewayHost: []string{"127.0.0.1"}, Replicas: 1},
-		{Domain: "a.b", TLS: true, GatewayHost: []string{"x.y", "127.0.0.1"}, E2BStatuses: true, Replicas: 3},
+		{Domain: "a.b", TLS: true, GatewayHost: []string{"x.y", "127.0.0.1"}, E2BStatuses: true, Replicas: 3, CodeInterpreter: true},
 	} {
 		var got struct{ shape }
 		_, err := cli.Parse(&got, "serve", "", "X", want.args(), nil, nil)

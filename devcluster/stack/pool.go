@@ -16,10 +16,6 @@ func DemoPorts() []int32 { return []int32{8080, 8081} }
 
 // DemoPool is a pool of pods that say who they are.
 func DemoPool(namespace, name string, warm int32) *v1alpha1.SandboxPool {
-	field := func(env, path string) corev1.EnvVar {
-		ref := &corev1.ObjectFieldSelector{FieldPath: path}
-		return corev1.EnvVar{Name: env, ValueFrom: &corev1.EnvVarSource{FieldRef: ref}}
-	}
 	ports := DemoPorts()
 	grace := int64(2)
 	return &v1alpha1.SandboxPool{
@@ -33,8 +29,8 @@ func DemoPool(namespace, name string, warm int32) *v1alpha1.SandboxPool {
 					Name: "sandbox", Image: "berth.sh/demo-sandbox:dev",
 					Command: []string{"demo-sandbox"},
 					Args:    []string{fmt.Sprintf("--ports=%d,%d", ports[0], ports[1])},
-					Env: []corev1.EnvVar{field("POD_IP", "status.podIP"), field("POD_NAME", "metadata.name"),
-						field("POD_UID", "metadata.uid")},
+					Env: []corev1.EnvVar{fromField("POD_IP", "status.podIP"), fromField("POD_NAME", "metadata.name"),
+						fromField("POD_UID", "metadata.uid")},
 					ReadinessProbe: &corev1.Probe{
 						ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/readyz",
 							Port: intstr.FromInt32(ports[0])}},
@@ -44,4 +40,10 @@ func DemoPool(namespace, name string, warm int32) *v1alpha1.SandboxPool {
 			}},
 		},
 	}
+}
+
+// fromField is a variable with the value of a field of the pod.
+func fromField(name, path string) corev1.EnvVar {
+	ref := &corev1.ObjectFieldSelector{FieldPath: path}
+	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: ref}}
 }

@@ -125,7 +125,8 @@ async function main() {
 
 const modes = { limited, busy }
 const mode = modes[process.argv[3]] || main
-mode().then(() => console.log('ok'), (error) => {
+const { version } = require(process.argv[2] + '/node_modules/e2b/package.json')
+mode().then(() => console.log(`e2b ${version}: ok`), (error) => {
   console.error(error)
   process.exit(1)
 })

@@ -7,6 +7,7 @@ import json
 import os
 import ssl
 import sys
+from importlib.metadata import version
 from urllib.parse import urlsplit
 
 sys.path.insert(0, sys.argv[1])
@@ -122,4 +123,4 @@ def main():
 
 
 {"limited": limited, "busy": busy}.get(sys.argv[2] if len(sys.argv) > 2 else "", main)()
-print("ok")
+print(f"e2b {version('e2b')}: ok")

@@ -491,7 +491,8 @@ async function main(mode) {
   await sandbox.kill()
 }
 
-main(process.argv[3]).then(() => console.log('ok'), (error) => {
+const { version } = require(process.argv[2] + '/node_modules/e2b/package.json')
+main(process.argv[3]).then(() => console.log(`e2b ${version}: ${Object.keys(parts).length} parts`), (error) => {
   console.error(error)
   process.exit(1)
 })

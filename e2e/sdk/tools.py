@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from importlib.metadata import version
 from urllib.parse import urlsplit
 
 sys.path.insert(0, sys.argv[1])
@@ -514,4 +515,4 @@ async def main(mode):
 
 
 asyncio.run(main(sys.argv[3] if len(sys.argv) > 3 else ""))
-print("ok")
+print(f"e2b {version('e2b')}: {len(PARTS)} parts")
