@@ -184,6 +184,22 @@ func TestNoEventIsLostOverChangesOfLeaders(t *testing.T) {
 	}
 }
 
+// Invariant: P20
+func TestWriteWhoseAnswerIsLostIsAdopted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, store := newWorld(), newMemory()
+		store.fault = func() (applied, lost bool) { return true, store.writes%2 == 0 }
+		l := w.lead(t, store)
+		for n := 1; n < 4; n++ {
+			l.Tell(w.claim())
+			time.Sleep(time.Minute)
+			require.Zero(t, l.Stats().Waiting)
+			require.Len(t, l.everything(t), n)
+		}
+		l.stop()
+	})
+}
+
 // A burst needs several segments, and the leader ends after the first one.
 //
 // Invariant: P20
