@@ -114,7 +114,8 @@ func TestStockSDKWorksOnAPageInChromium(t *testing.T) {
 	e := withBrowser(t, 0)
 	pool := e.otherPool("page", 1, func(s *v1alpha1.SandboxPoolSpec) { s.Agent = &v1alpha1.PoolAgent{Enabled: true} })
 	e.browse("sdk", "VITE="+installed(t, devcluster.NPM("vite", viteVersion)), "SDK="+toolSDKs[0].installed(t),
-		"POOL="+pool, "DIR="+t.TempDir(), "KEY="+e.site.key(), fmt.Sprintf("E2B_DOMAIN=%s:%d", browserDomain, e.stack.Gateways[0].Addr.Port()))
+		"POOL="+pool, "DIR="+t.TempDir(), "KEY="+e.site.key(),
+		fmt.Sprintf("E2B_DOMAIN=%s:%d", browserDomain, e.stack.Gateways[0].Addr.Port()))
 }
 
 func TestPagesSpeakToPeopleInChromium(t *testing.T) {

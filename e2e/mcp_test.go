@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -179,7 +180,7 @@ func TestToolsOfMCPRunAWholeSession(t *testing.T) {
 	t.Run("client in Python", func(t *testing.T) {
 		program := filepath.Join(binDir, "berth")
 		command := exec.CommandContext(t.Context(), "python3", "mcp_tools.py", installed(t, pythonMCP), program)
-		command.Dir, command.Env = "sdk", append(c.environ, "POOL="+pool)
+		command.Dir, command.Env = "sdk", slices.Concat(c.environ, []string{"POOL=" + pool})
 		out, err := command.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	})
@@ -210,7 +211,7 @@ func TestToolsOfMCPRunAWholeSession(t *testing.T) {
 		}
 		mine, theirs := connect(a), connect(b)
 		python := exec.CommandContext(t.Context(), "python3", "mcp_tools.py", installed(t, pythonMCP), address)
-		python.Dir, python.Env = "sdk", append(c.environ, "POOL="+pool, "KEY="+a)
+		python.Dir, python.Env = "sdk", slices.Concat(c.environ, []string{"POOL=" + pool, "KEY=" + a})
 		out, err := python.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		id := mine.wholeSession(pool)

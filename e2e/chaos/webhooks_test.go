@@ -123,8 +123,8 @@ func TestWebhooksGetEveryEventOverKilledLeaders(t *testing.T) {
 		return a
 	}
 	for name, at := range map[string]string{"good": goodAt, "dead": deadAt, "slow": slowAt} {
-		body := fmt.Sprintf(`{"name":%q,"url":"http://%s/","events":["sandbox.lifecycle.created","sandbox.lifecycle.killed"],`+
-			`"signatureSecret":%q}`, name, at, hookSecret)
+		body := fmt.Sprintf(`{"name":%q,"url":"http://%s/","signatureSecret":%q,`+
+			`"events":["sandbox.lifecycle.created","sandbox.lifecycle.killed"]}`, name, at, hookSecret)
 		a := do(http.MethodPost, "/events/webhooks", body)
 		require.Equal(t, http.StatusCreated, a.Code, "%s", a.Body)
 	}

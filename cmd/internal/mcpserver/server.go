@@ -290,7 +290,9 @@ func (h *handler) authenticate(ctx context.Context, c *caller, r *http.Request) 
 	var answer *client.Error
 	switch {
 	case errors.As(err, &answer) && answer.Reason != "" && answer.Status < http.StatusInternalServerError:
-		return "", &apierror.Error{Code: answer.Status, Reason: apierror.Reason(answer.Reason), Message: answer.Message}
+		refusal = apierror.New(apierror.Unauthorized, "%s", answer.Message)
+		refusal.Code, refusal.Reason = answer.Status, apierror.Reason(answer.Reason) // of an API that may be newer
+		return "", refusal
 	default:
 		return "", apierror.New(apierror.APIUnreachable, "the API did not answer; try again")
 	}
