@@ -289,13 +289,13 @@ func (e *env) callAPI(method, path, body, key string, headers ...string) (answer
 		append([]string{"X-API-Key", key}, headers...)...)
 }
 
-// claim takes a sandbox from the pool, once it has a warm pod.
+// claim takes a sandbox from the pool, once it has a warm pod and the replica that is asked is ready.
 func (e *env) claim() openapi.Sandbox {
 	e.t.Helper()
 	var a answer
 	e.eventually(func() error {
-		if a = e.api(http.MethodPost, "/sandboxes",
-			fmt.Sprintf(`{"templateID":%q,"timeout":3600}`, e.pool)); a.code == http.StatusTooManyRequests {
+		a = e.api(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":3600}`, e.pool))
+		if a.code == http.StatusTooManyRequests || a.code == http.StatusServiceUnavailable && a.refusal(e.t).Reason == apierror.APINotReady {
 			return fmt.Errorf("%d %s", a.code, a.body)
 		}
 		return nil
