@@ -69,10 +69,10 @@ AGENT_FUZZ := ./FuzzRequestsWithoutToken accounts/FuzzAddDefault accounts/FuzzLo
 ## fuzz: fuzz what reads Envoy's frames and messages, and the hosts and paths in them, for a minute or two; make test-long does so for longer
 .PHONY: fuzz
 fuzz:
-	go test ./extproc/wire -run '^$$' -fuzz FuzzRequest -fuzztime 200000x
-	go test ./extproc/wire -run '^$$' -fuzz FuzzAdmission -fuzztime 100000x
-	go test ./extproc -run '^$$' -fuzz FuzzHost -fuzztime 100000x
-	go test ./extproc -run '^$$' -fuzz FuzzPath -fuzztime 100000x
+	go test ./extproc/wire -run '^$$' -fuzz FuzzRequest -fuzztime 100000x
+	go test ./extproc/wire -run '^$$' -fuzz FuzzAdmission -fuzztime 50000x
+	go test ./extproc -run '^$$' -fuzz FuzzHost -fuzztime 50000x
+	go test ./extproc -run '^$$' -fuzz FuzzPath -fuzztime 50000x
 	go test ./extproc/h2 -run '^$$' -fuzz FuzzConnection -fuzztime 10000x -fuzzminimizetime 100x
 	go test ./extproc/h2 -run '^$$' -fuzz FuzzBothServers -fuzztime 10000x -fuzzminimizetime 100x
 

@@ -295,7 +295,8 @@ func (e *env) claim() openapi.Sandbox {
 	var a answer
 	e.eventually(func() error {
 		a = e.api(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":3600}`, e.pool))
-		if a.code == http.StatusTooManyRequests || a.code == http.StatusServiceUnavailable && a.refusal(e.t).Reason == apierror.APINotReady {
+		starting := a.code == http.StatusServiceUnavailable && a.refusal(e.t).Reason == apierror.APINotReady
+		if starting || a.code == http.StatusTooManyRequests {
 			return fmt.Errorf("%d %s", a.code, a.body)
 		}
 		return nil
