@@ -128,14 +128,12 @@ func (l *Log) Recover(states []*fact.Sandbox) {
 	l.mu.Lock()
 	l.most += len(states)
 	l.mu.Unlock()
-	l.tell(states)
+	l.Tell(states...)
 }
 
 // Tell gives the log states that are durable, in the order of their revisions. The caller must not change them any
 // more. It never blocks.
-func (l *Log) Tell(states ...*fact.Sandbox) { l.tell(states) }
-
-func (l *Log) tell(states []*fact.Sandbox) {
+func (l *Log) Tell(states ...*fact.Sandbox) {
 	if len(states) == 0 {
 		return
 	}
@@ -220,7 +218,9 @@ func (l *Log) Run(ctx context.Context) {
 			began := time.Now()
 			full, n, err := l.write(ctx)
 			if err != nil {
-				l.stopped(err)
+				if ctx.Err() == nil { // a later leader, or a segment that cannot be decompressed
+					l.o.Log.Error("the log of events is not written any more", zap.Error(err))
+				}
 				return
 			}
 			pause := time.Duration(n) * time.Second / bytesPerSecond
@@ -232,12 +232,6 @@ func (l *Log) Run(ctx context.Context) {
 			}
 			l.expire(ctx)
 		}
-	}
-}
-
-func (l *Log) stopped(err error) {
-	if errors.Is(err, errDeposed) {
-		l.o.Log.Warn("the log of events is not written any more", zap.Error(err))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -276,10 +277,17 @@ func (r *runner) send(ctx context.Context, id string, p *payload) (code int, err
 	return answer.StatusCode, nil
 }
 
-// short leaves the URL out of an error, and bounds it.
+// short leaves out of an error what a team must not learn of the network: where a name leads that is not public, and
+// who resolves names. It also leaves out the URL, and bounds the text.
 func short(err error) error {
 	var of *url.Error
-	if errors.As(err, &of) {
+	var name *net.DNSError
+	switch {
+	case errors.Is(err, ErrAddress):
+		return ErrAddress
+	case errors.As(err, &name):
+		return errors.New("the name cannot be resolved")
+	case errors.As(err, &of):
 		err = of.Err
 	}
 	if text := err.Error(); len(text) > 512 {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -80,4 +81,15 @@ func TestAddressIsCheckedAsItIsDialled(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, answer.Body.Close())
 	require.True(t, reached)
+}
+
+// The log of deliveries must not show a team what the names of the cluster's network lead to.
+//
+// Invariant: P21
+func TestDeliveryErrorNamesNoAddressOrResolver(t *testing.T) {
+	_, err := (&Guard{AllowHTTP: true}).client().Get("http://localhost:1/")
+	require.ErrorContains(t, err, "127.0.0.1")
+	require.Equal(t, ErrAddress.Error(), short(err).Error())
+	err = &url.Error{Op: "Post", URL: "https://a.svc/", Err: &net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Server: "10.96.0.10:53"}}}
+	require.Equal(t, "the name cannot be resolved", short(err).Error())
 }

@@ -154,7 +154,7 @@ class Context:
                     return run.fail("KernelEnded", "the context was restarted or removed")
                 if not await manager.is_alive():
                     return run.fail("KernelDied", "the process that ran the code has ended. The next run gets a new one")
-                if await self.replied(id):  # ZeroMQ drops messages of a kernel that nobody reads fast enough
+                if await self.replied(id):  # ZeroMQ drops messages of a kernel that are not read fast enough
                     return
                 continue
             if message["parent_header"].get("msg_id") != id:
@@ -228,7 +228,7 @@ class Interpreter:
             return context
 
     async def variables(self, token):
-        """Asks the agent. A sandbox without one has no variables, and without the token nobody may read them."""
+        """Asks the agent. A sandbox without one has no variables. Reading them needs the token."""
         if self.of_sandbox is not None:
             return self.of_sandbox
         url = f"http://{'localhost' if HOST == '0.0.0.0' else HOST}:{AGENT_PORT}/envs"

@@ -22,9 +22,8 @@
 //
 // Without flags the tool applies one break after the other and runs its test, which must
 // fail. With --check it runs no test. It reports every break that does not apply, does not
-// compile or names a test that does not exist. With --compile=false it compiles none, which
-// takes a second instead of minutes. CI runs that. Arguments choose breaks by their names, or
-// all breaks of a file by the file's name without ".yaml".
+// compile or names a test that does not exist. CI runs that. Arguments choose breaks by
+// their names, or all breaks of a file by the file's name without ".yaml".
 //
 // Go files stay as they are: the compiler reads the changed ones from elsewhere (go build
 // -overlay). A file that is not Go is changed in place while the test of its break runs.
@@ -61,7 +60,6 @@ func main() {
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("mutate", flag.ContinueOnError)
 	checkOnly := flags.Bool("check", false, "only apply and compile the breaks and look for their tests")
-	compiles := flags.Bool("compile", true, "with --check: compile the breaks")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -71,7 +69,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	var failed []string
 	if *checkOnly {
-		failed = check(ctx, mutations, *compiles, out)
+		failed = check(ctx, mutations, out)
 	} else {
 		failed = try(ctx, mutations, out)
 	}
@@ -85,7 +83,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // check reports the breaks that do not apply, do not compile or name no existing test.
-func check(ctx context.Context, mutations []mutation, compiles bool, out io.Writer) (failed []string) {
+func check(ctx context.Context, mutations []mutation, out io.Writer) (failed []string) {
 	report := func(m mutation, err error) {
 		failed = append(failed, m.Name)
 		fmt.Fprintf(out, "%s (%s):\n\t%s\n", m.Name, m.file, strings.ReplaceAll(err.Error(), "\n", "\n\t"))
@@ -103,7 +101,7 @@ func check(ctx context.Context, mutations []mutation, compiles bool, out io.Writ
 	}
 	// Breaks of different files are compiled together. Breaks of one file are not: one of
 	// them could use an import or a variable that another one leaves unused.
-	for compiles && len(waiting) > 0 {
+	for len(waiting) > 0 {
 		var group, others []mutation
 		all := change{}
 		for _, m := range waiting {
@@ -124,11 +122,8 @@ func check(ctx context.Context, mutations []mutation, compiles bool, out io.Writ
 			}
 		}
 	}
-	what := "apply, compile"
-	if !compiles {
-		what = "apply"
-	}
-	fmt.Fprintf(out, "%d of %d breaks %s and name an existing test\n", len(mutations)-len(failed), len(mutations), what)
+	good := len(mutations) - len(failed)
+	fmt.Fprintf(out, "%d of %d breaks apply, compile and name an existing test\n", good, len(mutations))
 	return failed
 }
 
@@ -193,18 +188,19 @@ func (m mutation) try(ctx context.Context) (verdict string, err error) {
 	return "noticed by " + test, nil
 }
 
-// compile compiles the packages that breaks change and those of their tests.
+// compile compiles the packages that breaks change, with the tests in them.
 func compile(ctx context.Context, mutations []mutation, changed change) error {
 	// The one check of vet that never finds anything: vet type-checks, without linking.
 	args := []string{"vet", "-buildtag"}
 	for _, m := range mutations {
-		pkg, _, _ := m.goTest()
-		args = append(args, pkg)
 		for _, e := range m.Edits {
 			if e.Package != "" {
 				args = append(args, "./"+e.Package)
 			}
 		}
+	}
+	if len(args) == 2 {
+		return nil // no Go file changes
 	}
 	if out, err := command(ctx, changed, slices.Compact(args)...); err != nil {
 		return fmt.Errorf("does not compile:\n%s", strings.TrimSpace(out))

@@ -374,7 +374,7 @@ type portArgs struct {
 
 type address struct {
 	URL     string            `json:"url"`
-	Access  string            `json:"access" jsonschema:"public: whoever has the URL; token: with the headers; team: with an API key of the team"`
+	Access  string            `json:"access" jsonschema:"public: every request; token: requests with the headers; team: requests with an API key of the team"`
 	Headers map[string]string `json:"headers,omitempty" jsonschema:"what each request needs"`
 }
 
