@@ -375,7 +375,7 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, allocators []*Allocato
 // admitted, and allocators last. When ctx ends, the rest is killed. Stop returns the Mistakes
 // of the Envoys too.
 func (s *Stack) Stop(ctx context.Context) error {
-	const grace, look = 5 * time.Second, 2 * time.Second
+	const grace, look = 5 * time.Second, 15 * time.Second // Envoy's admin is slow on a busy machine
 	var errs []error
 	for _, g := range s.Gateways {
 		looking, cancel := context.WithTimeout(ctx, look)
