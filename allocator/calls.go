@@ -83,7 +83,7 @@ func claim[T core.Effect](ctx context.Context, a *Allocator, pool string, ev cor
 		case refusal.Why == core.NoPool:
 			err.Message += "; " + named(a.Pools())
 		case refusal.Why == core.Overloaded && notLeading == nil && t.noCRD.Load():
-			err.Message = fmt.Sprintf("the allocator cannot record new claims: %v; an operator must install it again (see docs/chart.md)", sandboxobjects.ErrNoCRD)
+			err.Message = fmt.Sprintf("the allocator cannot record new claims: %v; an operator must install it again (see docs/operations.md)", sandboxobjects.ErrNoCRD)
 		}
 		return answer, err
 	}

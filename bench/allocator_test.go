@@ -99,6 +99,9 @@ func BenchmarkMemory(b *testing.B) {
 		b.ReportMetric(used/(1<<20), "sandboxes_MiB")
 		b.ReportMetric((warm-empty)/pools/each, "bytes/pod")
 		b.ReportMetric((used-warm)/claimed, "bytes/sandbox")
+		const resident = "process_resident_memory_bytes"
+		b.ReportMetric(g.metrics(g.admin + "/metrics")[resident]/(1<<20), "allocator_rss_MiB")
+		b.ReportMetric(g.metrics(g.berth.Gateways[0].Admin + "/metrics")[resident]/(1<<20), "router_rss_MiB")
 	}
 }
 

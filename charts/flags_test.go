@@ -24,7 +24,7 @@ func help(t *testing.T, command ...string) string {
 
 func TestProgramsKnowTheFlagsTheyAreGiven(t *testing.T) {
 	// used are the flags in any rendering, by program.
-	used := map[string]map[string]string{"allocator": {}, "extproc": {}, "berth envoy-config": {}, "berth certs ensure": {}, "berth mcp": {}}
+	used := map[string]map[string]string{"allocator": {}, "extproc": {}, "berth envoy-config": {}, "berth certs ensure": {}, "berth mcp": {}, "berth check": {}}
 	for _, values := range valueFiles() {
 		all := render(t, values)
 		gateway := findWorkload(t, all, "berth-gateway")
@@ -32,11 +32,13 @@ func TestProgramsKnowTheFlagsTheyAreGiven(t *testing.T) {
 		maps.Copy(used["extproc"], flagsOf(gateway.container(t, "router")))
 		maps.Copy(used["berth envoy-config"], flagsOf(gateway.container(t, "config")))
 		for _, w := range workloads(all) {
-			if w.name == "berth-mcp" {
+			switch w.name {
+			case "berth-mcp":
 				maps.Copy(used["berth mcp"], flagsOf(w.container(t, "mcp")))
-			}
-			if w.selector == nil {
+			case "berth-control-tls":
 				maps.Copy(used["berth certs ensure"], flagsOf(w.container(t, "certs")))
+			case "berth-test":
+				maps.Copy(used["berth check"], flagsOf(w.container(t, "check")))
 			}
 		}
 	}

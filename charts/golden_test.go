@@ -56,6 +56,14 @@ func TestCRDsAreTheGeneratedOnesAndStayWhenTheReleaseGoes(t *testing.T) {
 		require.Equal(t, want.Object["spec"], got.Object["spec"], "run make generate")
 	}
 	require.Len(t, rendered, len(crd.All()))
+	// Who deletes them, and who finds them being deleted, must know all of them.
+	for _, page := range []string{"../docs/operations.md", "berth/templates/_helpers.tpl"} {
+		raw, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for name := range rendered {
+			require.Regexp(t, `(kubectl delete crd|list) .*\b`+regexp.QuoteMeta(name), string(raw), page)
+		}
+	}
 	for _, o := range render(t, "minimal", "--set", "crds.install=false") {
 		require.NotEqual(t, "CustomResourceDefinition", o.GetKind())
 	}

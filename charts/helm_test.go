@@ -113,7 +113,11 @@ type object struct {
 	typed runtime.Object
 }
 
-func (o object) hook() bool { return o.GetAnnotations()["helm.sh/hook"] != "" }
+// hook reports whether helm applies an object before the release, and not with it.
+func (o object) hook() bool { return o.GetAnnotations()["helm.sh/hook"] != "" && !o.test() }
+
+// test reports whether an object is there for "helm test" only.
+func (o object) test() bool { return o.GetAnnotations()["helm.sh/hook"] == "test" }
 
 func (o object) String() string {
 	return fmt.Sprintf("%s %s/%s", o.GetKind(), o.GetNamespace(), o.GetName())
@@ -163,7 +167,7 @@ func objectsOf[T runtime.Object](all []object) []T {
 // workload is a pod template with what makes pods of it.
 type workload struct {
 	name     string
-	selector *metav1.LabelSelector // nil for a Job, which makes its own
+	selector *metav1.LabelSelector // nil for a Job, which makes its own, and for a pod
 	pod      corev1.PodTemplateSpec
 }
 
@@ -190,6 +194,9 @@ func workloads(all []object) []workload {
 	}
 	for _, j := range objectsOf[*batchv1.Job](all) {
 		found = append(found, workload{j.Name, nil, j.Spec.Template})
+	}
+	for _, p := range objectsOf[*corev1.Pod](all) {
+		found = append(found, workload{p.Name, nil, corev1.PodTemplateSpec{ObjectMeta: p.ObjectMeta, Spec: p.Spec}})
 	}
 	return found
 }

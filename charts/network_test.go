@@ -1,6 +1,7 @@
 package charts
 
 import (
+	"maps"
 	"net/netip"
 	"testing"
 
@@ -115,6 +116,8 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 			all := render(t, values.file)
 			n := network{t: t, policies: objectsOf[*networkingv1.NetworkPolicy](all)}
 			mcp := end{namespace, map[string]string{"app.kubernetes.io/name": "berth", "app.kubernetes.io/instance": "berth", "app.kubernetes.io/component": "mcp"}, netip.MustParseAddr(values.podIP)}
+			test := end{namespace, maps.Clone(mcp.labels), mcp.address}
+			test.labels["app.kubernetes.io/component"] = "test"
 			served := values.file == "ipv6"
 			require.Equal(t, served, len(n.policies) == 4)
 			ip := netip.MustParseAddr(values.podIP)
@@ -172,6 +175,7 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 
 				{"internet to gateway", outside("198.51.100.1"), gateway, 8080, open},
 				{"load balancer to gateway", outside("192.0.2.9"), gateway, 8080, true},
+				{"helm test to gateway", test, gateway, 8080, true},
 				{"prometheus to Envoy", prometheus, gateway, 8082, true},
 				{"prometheus to router", prometheus, gateway, 9903, true},
 				{"internet to the router's metrics", outside("198.51.100.1"), gateway, 9903, open},

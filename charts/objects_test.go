@@ -2,7 +2,9 @@ package charts
 
 import (
 	"net"
+	"os"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -109,11 +112,16 @@ func TestSelectorsSelectTheirOwnPodsAndStayTheSame(t *testing.T) {
 				require.Equal(t, before, component)
 			}
 			components[w.name] = component
-			for _, spread := range w.pod.Spec.TopologySpreadConstraints {
-				require.Equal(t, corev1.ScheduleAnyway, spread.WhenUnsatisfiable, w.name)
-				require.Equal(t, w.selector.MatchLabels, spread.LabelSelector.MatchLabels, w.name)
-			}
-			require.NotEmpty(t, w.pod.Spec.TopologySpreadConstraints, w.name)
+			// Zones by a constraint and nodes by affinity: the scheduler counts no constraint for nodes where they have no zone.
+			require.Len(t, w.pod.Spec.TopologySpreadConstraints, 1, w.name)
+			spread := w.pod.Spec.TopologySpreadConstraints[0]
+			require.Equal(t, corev1.LabelTopologyZone, spread.TopologyKey, w.name)
+			require.Equal(t, corev1.ScheduleAnyway, spread.WhenUnsatisfiable, w.name)
+			require.Equal(t, w.selector.MatchLabels, spread.LabelSelector.MatchLabels, w.name)
+			apart := w.pod.Spec.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+			require.Len(t, apart, 1, w.name)
+			require.Equal(t, corev1.LabelHostname, apart[0].PodAffinityTerm.TopologyKey, w.name)
+			require.Equal(t, w.selector.MatchLabels, apart[0].PodAffinityTerm.LabelSelector.MatchLabels, w.name)
 			require.True(t, slices.ContainsFunc(objectsOf[*policyv1.PodDisruptionBudget](all), func(b *policyv1.PodDisruptionBudget) bool {
 				return b.Name == w.name
 			}), w.name)
@@ -298,7 +306,7 @@ func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 			makers[s.Name] = true
 		}
 		for _, w := range workloads(all) {
-			if w.selector == nil {
+			if w.name == "berth-control-tls" {
 				flags := flagsOf(w.container(t, "certs"))
 				makers[flags["allocator-secret"]], makers[flags["router-secret"]] = true, true
 				require.Equal(t, namespace, flags["namespace"])
@@ -320,7 +328,7 @@ func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 		for mount := range mounted {
 			require.Contains(t, []string{
 				"berth-gateway/tls", "berth-gateway/control-tls", "berth-gateway/api-ca", "berth-allocator/control-tls", "berth-allocator/api-tls",
-				"berth-allocator/access-key",
+				"berth-allocator/access-key", "berth-test/gateway-tls",
 			}, mount)
 		}
 		require.NotEqual(t, mounted["berth-gateway/control-tls"], mounted["berth-allocator/control-tls"])
@@ -492,7 +500,15 @@ func TestCertManagerMakesWhatTheProgramsBelieve(t *testing.T) {
 
 func TestDeploymentsNeverHaveLessThanTheirReplicasReadyInARollout(t *testing.T) {
 	forEachValues(t, func(t *testing.T, all []object) {
+		scaled := map[string]*int32{}
+		for _, a := range objectsOf[*autoscalingv2.HorizontalPodAutoscaler](all) {
+			scaled[a.Spec.ScaleTargetRef.Name] = a.Spec.MinReplicas
+		}
 		for _, d := range objectsOf[*appsv1.Deployment](all) {
+			if fewest, ok := scaled[d.Name]; ok {
+				require.Nil(t, d.Spec.Replicas, "%s: an upgrade would set back what the autoscaler has decided", d.Name)
+				d.Spec.Replicas = fewest
+			}
 			require.GreaterOrEqual(t, *d.Spec.Replicas, int32(2), d.Name)
 			require.Equal(t, "0", d.Spec.Strategy.RollingUpdate.MaxUnavailable.String(), d.Name)
 			for _, c := range d.Spec.Template.Spec.Containers {
@@ -501,4 +517,124 @@ func TestDeploymentsNeverHaveLessThanTheirReplicasReadyInARollout(t *testing.T) 
 			}
 		}
 	})
+}
+
+func TestAutoscalerCountsTheThreadsOfEnvoy(t *testing.T) {
+	all := render(t, "full")
+	scalers := objectsOf[*autoscalingv2.HorizontalPodAutoscaler](all)
+	require.Len(t, scalers, 1)
+	spec := scalers[0].Spec
+	gateway := findWorkload(t, all, spec.ScaleTargetRef.Name)
+	require.EqualValues(t, 4, *spec.MinReplicas)
+	require.EqualValues(t, 12, spec.MaxReplicas)
+	require.Len(t, spec.Metrics, 1)
+	source := spec.Metrics[0].ContainerResource
+	args := gateway.container(t, source.Container).Args
+	require.Equal(t, "8", args[slices.Index(args, "--concurrency")+1])
+	require.Equal(t, corev1.ResourceCPU, source.Name)
+	require.Equal(t, "4800m", source.Target.AverageValue.String())
+	require.Empty(t, objectsOf[*autoscalingv2.HorizontalPodAutoscaler](render(t, "minimal")))
+}
+
+// Whatever is in front sends all hosts of the gateway to its Service, on any path and for any time.
+func TestRoutesLeadAllHostsToTheGateway(t *testing.T) {
+	all := render(t, "full")
+	hosts := []string{"*.sandbox.example.com", "sandbox.example.com", "gateway.example.com", "api.example.com"}
+	service := findService(t, all, "berth-gateway")
+	ingresses := objectsOf[*networkingv1.Ingress](all)
+	require.Len(t, ingresses, 1)
+	ingress := ingresses[0]
+	require.Equal(t, []networkingv1.IngressTLS{{Hosts: hosts, SecretName: "wildcard"}}, ingress.Spec.TLS)
+	require.Equal(t, "nginx", *ingress.Spec.IngressClassName)
+	require.Equal(t, map[string]string{"nginx.ingress.kubernetes.io/proxy-read-timeout": "3600"}, ingress.Annotations)
+	var served []string
+	for _, rule := range ingress.Spec.Rules {
+		served = append(served, rule.Host)
+		prefix := networkingv1.PathTypePrefix
+		require.Equal(t, []networkingv1.HTTPIngressPath{{Path: "/", PathType: &prefix, Backend: networkingv1.IngressBackend{
+			Service: &networkingv1.IngressServiceBackend{Name: service.Name, Port: networkingv1.ServiceBackendPort{Name: service.Spec.Ports[0].Name}},
+		}}}, rule.HTTP.Paths)
+	}
+	require.Equal(t, hosts, served)
+
+	routes := slices.DeleteFunc(all, func(o object) bool { return o.GetKind() != "HTTPRoute" })
+	require.Len(t, routes, 1)
+	require.Equal(t, "gateway.networking.k8s.io/v1", routes[0].GetAPIVersion())
+	require.Equal(t, map[string]string{"example.com/team": "edge"}, routes[0].GetAnnotations())
+	raw, err := yaml.Marshal(routes[0].Object["spec"])
+	require.NoError(t, err)
+	require.YAMLEq(t, `
+parentRefs: [{name: public, namespace: gateways}]
+hostnames: ["*.sandbox.example.com", sandbox.example.com, gateway.example.com, api.example.com]
+rules: [{timeouts: {request: 0s}, backendRefs: [{name: berth-gateway, port: 8080}]}]
+`, string(raw))
+	require.EqualValues(t, 8080, service.Spec.Ports[0].Port)
+	for _, o := range render(t, "minimal") {
+		require.NotContains(t, []string{"HTTPRoute", "Ingress"}, o.GetKind())
+	}
+}
+
+func TestHelmTestGoesThroughTheGateway(t *testing.T) {
+	for name, c := range map[string]struct {
+		args        []string
+		api, secure bool
+	}{
+		"TLS in front":                        {nil, true, false},
+		"TLS at the gateway, without the API": {[]string{"--set", "gateway.tlsSecret=wildcard", "--set", "gateway.api=false"}, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all := render(t, "minimal", c.args...)
+			check := findWorkload(t, all, "berth-test").container(t, "check")
+			flags := flagsOf(check)
+			require.Equal(t, findWorkload(t, all, "berth-gateway").container(t, "router").Image, check.Image)
+			require.Equal(t, "berth-gateway."+namespace+".svc:80", flags["gateway"])
+			require.Equal(t, "https://sandbox.example.com", check.Args[len(check.Args)-1])
+			require.Equal(t, !c.api, slices.Contains(check.Args, "--no-api"))
+			require.Equal(t, !c.secure, slices.Contains(check.Args, "--plain-gateway"))
+			require.Equal(t, c.secure, flags["ca-file"] != "")
+			if c.secure {
+				require.Equal(t, check.VolumeMounts[0].MountPath+"/tls.crt", flags["ca-file"])
+			}
+		})
+	}
+	// It could not speak the PROXY protocol.
+	require.Empty(t, objectsOf[*corev1.Pod](render(t, "full")))
+}
+
+// monitoring has what the Prometheus Operator needs.
+const monitoring = "berth/examples/monitoring.yaml"
+
+func TestMonitoringNamesMetricsAndPortsThatExist(t *testing.T) {
+	raw, err := os.ReadFile(monitoring)
+	require.NoError(t, err)
+	reference, err := os.ReadFile("../docs/reference/metrics.md")
+	require.NoError(t, err)
+	names := regexp.MustCompile(`berth_[a-z_]+`).FindAllString(string(raw), -1)
+	require.Greater(t, len(names), 10)
+	for _, name := range names {
+		require.Contains(t, string(reference), "`"+strings.TrimSuffix(name, "_bucket")+"`")
+	}
+	var monitor struct {
+		Spec struct {
+			Selector            metav1.LabelSelector    `json:"selector"`
+			PodMetricsEndpoints []struct{ Port string } `json:"podMetricsEndpoints"`
+		} `json:"spec"`
+	}
+	first, _, _ := strings.Cut(string(raw), "\n---\n")
+	require.NoError(t, yaml.Unmarshal([]byte(first), &monitor))
+	var served, scraped []string
+	for _, w := range workloads(render(t, "minimal")) {
+		if labels.SelectorFromSet(monitor.Spec.Selector.MatchLabels).Matches(labels.Set(w.pod.Labels)) {
+			for _, c := range w.containers() {
+				for _, p := range c.Ports {
+					served = append(served, p.Name)
+				}
+			}
+		}
+	}
+	for _, e := range monitor.Spec.PodMetricsEndpoints {
+		scraped = append(scraped, e.Port)
+	}
+	require.Subset(t, served, scraped)
+	require.Len(t, scraped, 3)
 }

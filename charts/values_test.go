@@ -1,11 +1,13 @@
 package charts
 
 import (
-	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,112 +17,239 @@ import (
 
 // Invariant: P7
 func TestBadValuesAreRefusedWithTheirNames(t *testing.T) {
-	good := []string{"--set", "publicURL=https://sandbox.example.com", "--set", "podCIDRs={10.244.0.0/16}"}
-	for name, c := range map[string]struct {
-		args []string
-		want []string
-	}{
-		"nothing said":                  {nil, []string{"publicURL: required", "podCIDRs: required"}},
-		"no public URL":                 {[]string{"--set", "podCIDRs={10.244.0.0/16}"}, []string{"publicURL: required", "--set publicURL="}},
-		"no pod CIDRs":                  {[]string{"--set", "publicURL=https://sandbox.example.com"}, []string{"podCIDRs: required", "--set 'podCIDRs={"}},
-		"public URL with a path":        {append(good, "--set", "publicURL=https://sandbox.example.com/x"), []string{"publicURL: https://sandbox.example.com/x must be", "for example"}},
-		"public URL without a scheme":   {append(good, "--set", "publicURL=sandbox.example.com"), []string{"publicURL: sandbox.example.com must be http:// or https://"}},
-		"public URL in capitals":        {append(good, "--set", "publicURL=https://Sandbox.example.com"), []string{"publicURL: https://Sandbox.example.com must be", "lower case"}},
-		"no CIDR":                       {append(good, "--set", "podCIDRs={10.244.0.0}"), []string{"podCIDRs: 10.244.0.0 must be a range"}},
-		"all addresses":                 {append(good, "--set", "podCIDRs={0.0.0.0/0}"), []string{"podCIDRs: 0.0.0.0/0 must be", "not all"}},
-		"one CIDR twice":                {append(good, "--set", "podCIDRs={10.0.0.0/8,10.0.0.0/8}"), []string{"podCIDRs"}},
-		"unknown value":                 {append(good, "--set", "publicUrl=x"), []string{"publicUrl"}},
-		"unknown value further down":    {append(good, "--set", "gateway.service.ports=1"), []string{"ports"}},
-		"no replicas":                   {append(good, "--set", "allocator.replicas=0"), []string{"allocator", "replicas", "minimum"}},
-		"unknown pod security":          {append(good, "--set", "allocator.podSecurity=restricted"), []string{"podSecurity"}},
-		"unknown log level":             {append(good, "--set", "router.logLevel=verbose"), []string{"logLevel"}},
-		"a flag without dashes":         {append(good, "--set", "router.extraArgs={cache-size=5}"), []string{"extraArgs", "pattern"}},
-		"duration without a unit":       {append(good, "--set-string", "maxStale=15"), []string{"maxStale: 15 must be a duration", "15m"}},
-		"a number as a duration":        {append(good, "--set", "maxStale=15"), []string{"maxStale: 15 must be a duration", "15m"}},
-		"a public URL that is none":     {append(good, "--set", "publicURL=http://a b%zz"), []string{"publicURL: http://a b%zz must be"}},
-		"keys beside the pods":          {append(good, "--set", "api.keysNamespace=sandboxes"), []string{"api.keysNamespace: sandboxes is the namespace of the sandboxes"}},
-		"a value that does not exist":   {append(good, "--set", "accessLogFlush=5s"), []string{"accessLogFlush"}},
-		"dry run that is neither":       {append(good, "--set", "allocator.reapDryRun=some"), []string{"reapDryRun"}},
-		"duration that is too short":    {append(good, "--set", "maxStale=500ms"), []string{"maxStale: 500ms must be a duration of 1 s or more"}},
-		"registry with a slash":         {append(good, "--set", "image.registry=registry.example.com/"), []string{"registry", "pattern"}},
-		"node port without its type":    {append(good, "--set", "gateway.service.nodePort=30080"), []string{"gateway.service.nodePort", "ClusterIP", "NodePort"}},
-		"node port of the API, too":     {append(good, "--set", "api.service.nodePort=30080"), []string{"api.service.nodePort"}},
-		"traffic policy with no use":    {append(good, "--set", "gateway.service.externalTrafficPolicy=Local"), []string{"gateway.service.externalTrafficPolicy"}},
-		"gateway host that is none":     {append(good, "--set", "gateway.hosts={*.example.com}"), []string{"hosts", "pattern"}},
-		"negative hops":                 {append(good, "--set", "gateway.trustedHops=-1"), []string{"trustedHops", "minimum"}},
-		"too little memory for Envoy":   {append(good, "--set", "envoy.maxHeapBytes=1000"), []string{"maxHeapBytes"}},
-		"unknown TLS mode":              {append(good, "--set", "controlTLS.mode=none"), []string{"controlTLS", "mode"}},
-		"own Secrets without names":     {append(good, "--set", "controlTLS.mode=secret"), []string{"controlTLS.secret.allocator: required", "controlTLS.secret.router: required"}},
-		"names of Secrets not used":     {append(good, "--set", "controlTLS.secret.router=mine"), []string{"controlTLS.secret", "bootstrap"}},
-		"namespace that is none":        {append(good, "--set", "sandboxes.namespace=My_Sandboxes"), []string{"namespace", "pattern"}},
-		"no namespace for sandboxes":    {append(good, "--set", "sandboxes.namespace="), []string{"sandboxes.namespace: required", "--set sandboxes.namespace=sandboxes"}},
-		"sandboxes beside the keys":     {append(good, "--namespace", "one", "--set", "sandboxes.namespace=one"), []string{"sandboxes.namespace: one is the release's namespace", "keys of the control stream", "--set sandboxes.namespace=one-sandboxes"}},
-		"keys beside the sandboxes":     {append(good, "--namespace", "sandboxes"), []string{"sandboxes.namespace: sandboxes is the release's namespace", "--namespace berth-system"}},
-		"resources without limits":      {append(good, "--set", "envoy.resources.limits=null"), []string{"resources", "limits"}},
-		"exception that is no CIDR":     {append(good, "--set", "networkPolicy.sandboxes.extraExcept={example.com}"), []string{"extraExcept", "pattern"}},
-		"MCP without the API":           {append(good, "--set", "mcp.enabled=true", "--set", "gateway.api=false"), []string{"mcp.enabled: it is served at api.<domain>/mcp", "gateway.api=true"}},
-		"MCP beside an API with TLS":    {append(good, "--set", "mcp.enabled=true", "--set", "api.tlsSecret=x"), []string{"mcp.enabled: the gateway would send it API keys in plain HTTP"}},
-		"MCP and the PROXY protocol":    {append(good, "--set", "mcp.enabled=true", "--set", "gateway.proxyProtocol=true"), []string{"mcp.enabled", "gateway.proxyProtocol"}},
-		"release name that is too long": {append(good, "--name-template", strings.Repeat("x", 41)), []string{"release name", "at most 40"}},
-		"release name with a dot":       {append(good, "--name-template", "berth.eu"), []string{"release name", "dots"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			args := []string{"template", "berth", "--kube-version", kubeVersion}
-			if !strings.Contains(strings.Join(c.args, " "), "--name-template") {
-				args = append(args, "--name-template", release)
+	// Each case is values of --set, and what the message has to say. helm says all that is wrong at once, but what the schema
+	// refuses before the rest: so all cases that change different values have one call together.
+	type refused struct{ set, says string }
+	schema := []refused{
+		{"publicUrl=x", "publicUrl"},
+		{"gateway.service.ports=1", "ports"},
+		{"accessLogFlush=5s", "accessLogFlush"},
+		{"allocator.replicas=0", "/allocator/replicas': minimum: got 0, want 1"},
+		{"allocator.podSecurity=restricted", "/allocator/podSecurity': value must be one of 'baseline', 'privileged'"},
+		{"router.logLevel=verbose", "/router/logLevel': value must be one of"},
+		{"allocator.reapDryRun=some", "/allocator/reapDryRun': got string, want boolean"},
+		{"gateway.trustedHops=-1", "/gateway/trustedHops': minimum"},
+		{"gateway.maxReplicas=1001", "/gateway/maxReplicas': maximum"},
+		{"controlTLS.mode=none", "/controlTLS/mode': value must be one of"},
+		{"envoy.resources.limits=null", "/envoy/resources': missing property 'limits'"},
+		{"podCIDRs={10.0.0.0/8,10.0.0.0/8}", "/podCIDRs': items at 0 and 1 are equal"},
+	}
+	rest := []refused{
+		{"publicURL=https://sandbox.example.com/x", "publicURL: https://sandbox.example.com/x must be"},
+		{"publicURL=sandbox.example.com", "publicURL: sandbox.example.com must be http:// or https://"},
+		{"publicURL=https://Sandbox.example.com", "publicURL: https://Sandbox.example.com must be"},
+		{"publicURL=http://a b%zz", "publicURL: http://a b%zz must be"},
+		{"podCIDRs={10.244.0.0}", "podCIDRs: 10.244.0.0 must be a range"},
+		{"podCIDRs={0.0.0.0/0}", "podCIDRs: 0.0.0.0/0 must be a range of addresses, and not all"},
+		{"maxStale=15", "maxStale: 15 must be a duration of 1 s or more with its unit, for example 15m"},
+		{"maxStale=1.5", "maxStale: 1.5 must be a duration"},
+		{"maxStale=500ms", "maxStale: 500ms must be a duration of 1 s or more"},
+		{"api.keysNamespace=sandboxes sandboxes.namespace=sandboxes", "api.keysNamespace: sandboxes is the namespace of the sandboxes"},
+		{"api.keysNamespace=my.keys", "api.keysNamespace: my.keys is no name of a namespace"},
+		{"sandboxes.namespace=My_Sandboxes", "sandboxes.namespace: My_Sandboxes is no name of a namespace"},
+		{"sandboxes.namespace=", "sandboxes.namespace: required: an existing namespace other than the release's"},
+		{"sandboxes.namespace=" + namespace, "sandboxes.namespace: " + namespace + " is the release's namespace, which holds the keys of the control stream"},
+		{"image.registry=registry.example.com/", "image.registry: registry.example.com/ must be a host"},
+		{"image.registry=https://registry.example.com", "image.registry: https://registry.example.com must be a host"},
+		{"image.pullSecrets={A}", `image.pullSecrets: "A" is no name of a Secret`},
+		{"image.tag=1.2.3@sha256:12", "image.tag: 1.2.3@sha256:12 must be a tag, and may have a digest"},
+		{"router.image.tag=a b", "router.image.tag: a b must be a tag"},
+		{"agent.image.repository=", `agent.image.repository: "" must be the name of an image`},
+		{"envoy.image.repository=envoy@sha256:12", `envoy.image.repository: "envoy@sha256:12" must be the name of an image without its tag`},
+		{"envoy.image.tag=", "envoy.image.tag: required"},
+		{"envoy.maxHeapBytes=1000", "envoy.maxHeapBytes: 1000 is too little for Envoy: 67108864"},
+		{"router.extraArgs={cache-size=5}", "router.extraArgs: cache-size=5 must be a flag"},
+		{"envoy.configArgs={paths}", "envoy.configArgs: paths must be a flag"},
+		{"gateway.hosts={*.example.com}", "gateway.hosts: *.example.com must be a DNS name in lower case, without *"},
+		{"gateway.tlsSecret=My_Secret", "gateway.tlsSecret: My_Secret is no name of an object"},
+		{"gateway.priorityClassName=-x", "gateway.priorityClassName: -x is no name of an object"},
+		{"gateway.ingress.className=Nginx", "gateway.ingress.className: Nginx is no name of an object"},
+		{"gateway.maxReplicas=1", "gateway.maxReplicas: 1 is less than gateway.replicas, 2"},
+		{"gateway.service.nodePort=30080", "gateway.service.nodePort: 30080 has no meaning with gateway.service.type ClusterIP: set the type to NodePort"},
+		{"gateway.service.externalTrafficPolicy=Local", "gateway.service.externalTrafficPolicy: Local has no meaning"},
+		{"gateway.service.loadBalancerClass=x", "gateway.service.loadBalancerClass: has no meaning with gateway.service.type ClusterIP"},
+		{"gateway.service.loadBalancerSourceRanges={192.0.2.0/24}", "gateway.service.loadBalancerSourceRanges: has no meaning"},
+		{"gateway.service.loadBalancerSourceRanges={192.0.2.7}", "gateway.service.loadBalancerSourceRanges: 192.0.2.7 must be a range"},
+		{"api.service.nodePort=30080", "api.service.nodePort: 30080 has no meaning"},
+		{"controlTLS.mode=secret", "controlTLS.secret.allocator: required"},
+		{"controlTLS.mode=bootstrap controlTLS.secret.router=mine", "controlTLS.secret: not used with controlTLS.mode bootstrap"},
+		{"networkPolicy.sandboxes.extraExcept={example.com}", "networkPolicy.sandboxes.extraExcept: example.com must be a range"},
+		{"mcp.enabled=true gateway.api=false", "mcp.enabled: it is served at api.<domain>/mcp, beside the API: set gateway.api=true"},
+		{"mcp.enabled=true api.tlsSecret=x", "mcp.enabled: the gateway would send it API keys in plain HTTP"},
+		{"mcp.enabled=true gateway.proxyProtocol=true", "mcp.enabled: it connects to the gateway without the PROXY protocol"},
+	}
+	call := func(together []refused, args ...string) {
+		t.Helper()
+		args = append([]string{"template", "berth", "--kube-version", kubeVersion}, args...)
+		for _, c := range together {
+			for _, value := range settings(c.set) {
+				args = append(args, "--set", value)
 			}
-			_, err := tryHelm(t, append(args, c.args...)...)
-			require.Error(t, err)
-			for _, want := range c.want {
-				require.ErrorContains(t, err, want)
+		}
+		_, err := tryHelm(t, args...)
+		require.Error(t, err)
+		for _, c := range together {
+			require.ErrorContains(t, err, c.says, c.set)
+		}
+	}
+	for _, all := range [][]refused{schema, rest} {
+		for len(all) > 0 {
+			now, later := []refused{{set: "publicURL=https://sandbox.example.com podCIDRs={10.244.0.0/16}"}}, []refused(nil)
+			changed := map[string]bool{}
+			for _, c := range all {
+				if slices.ContainsFunc(settings(c.set), func(v string) bool { return changed[nameOf(v)] }) {
+					later = append(later, c)
+					continue
+				}
+				for _, v := range settings(c.set) {
+					changed[nameOf(v)] = true
+				}
+				now = append(now, c)
 			}
-		})
+			call(now, "--name-template", release, "--namespace", namespace)
+			all = later
+		}
+	}
+	call([]refused{
+		{"", "publicURL: required: where clients reach the gateway, for example --set publicURL="},
+		{"", "podCIDRs: required: the ranges of the cluster's pod addresses, for example --set 'podCIDRs={"},
+		{"", "at most 40 characters"}, {"", "no dots"},
+		{"", "sandboxes.namespace: sandboxes is the release's namespace"}, {"", "--namespace berth-system"},
+	}, "--name-template", strings.Repeat("x", 39)+".x", "--namespace", sandboxes)
+}
+
+func nameOf(setting string) string {
+	name, _, _ := strings.Cut(setting, "=")
+	return name
+}
+
+// settings splits what a case sets. A blank separates values only where a name follows it.
+func settings(set string) []string {
+	var all []string
+	for field := range strings.SplitSeq(set, " ") {
+		if n := len(all); n > 0 && !strings.Contains(field, "=") {
+			all[n-1] += " " + field
+		} else if field != "" {
+			all = append(all, field)
+		}
+	}
+	return all
+}
+
+// What helm says about these is a regular expression, or nothing about the cause.
+func TestSchemaLeavesToTheTemplatesWhatItCannotSay(t *testing.T) {
+	raw, err := os.ReadFile("berth/values.schema.json")
+	require.NoError(t, err)
+	for _, word := range []string{"pattern", "not", "anyOf", "oneOf", "allOf"} {
+		require.NotContains(t, string(raw), `"`+word+`":`)
 	}
 }
 
-// The files in testdata/values together change every value; each must matter.
+func TestLintFailsWithoutTheRequiredValues(t *testing.T) {
+	_, err := tryHelm(t, "lint", "berth", "--kube-version", kubeVersion)
+	require.ErrorContains(t, err, "publicURL: required")
+	require.ErrorContains(t, err, "podCIDRs: required")
+}
+
+// The files in testdata/values together change every value, and each must matter. A chart that has this one many times, once
+// for each value with its default, is rendered by one call of helm.
 func TestEveryValueChangesWhatIsRendered(t *testing.T) {
 	defaults := readValues(t, filepath.Join("berth", "values.yaml"))
 	changedBy := map[string]string{} // path of a value -> a file that changes it
-	before := map[string]string{}
+	instances := map[string]any{}    // values by the name of an instance
 	for _, file := range valueFiles() {
-		before[file] = template(t, file)
-		for path, value := range leaves("", readValues(t, valueFile(file))) {
+		own := readValues(t, valueFile(file))
+		for path, value := range leaves("", own) {
 			if other, ok := lookup(defaults, path); !ok || !reflect.DeepEqual(value, other) {
 				changedBy[path] = file
+				for at := path; strings.Contains(at, "\x00"); changedBy[at] = file { // also the maps that it is in
+					at = at[:strings.LastIndex(at, "\x00")]
+				}
 			}
 		}
+		instances["instance"+file] = withoutCRDs(own)
 	}
-	for path, value := range leaves("", defaults) {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			change := value
-			file, ok := changedBy[path]
-			if inner, isMap := value.(map[string]any); isMap && len(inner) == 0 {
-				// An empty map of the values changes nothing; each of its keys is unset.
-				unset := map[string]any{}
-				for other, by := range changedBy {
-					if key, below := strings.CutPrefix(other, path+"\x00"); below {
-						file, ok, unset[key] = by, true, nil
-					}
-				}
-				change = unset
-			}
-			require.True(t, ok, "no file in testdata/values changes this value")
-			names := strings.Split(path, "\x00")
-			for i := len(names) - 1; i >= 0; i-- {
-				change = map[string]any{names[i]: change}
-			}
-			raw, err := json.Marshal(change)
-			require.NoError(t, err)
-			back := filepath.Join(t.TempDir(), "back.json")
-			require.NoError(t, os.WriteFile(back, raw, 0o600))
-			got, err := tryHelm(t, "template", release, "berth", "--namespace", namespace, "--kube-version", kubeVersion,
-				"--values", valueFile(file), "--values", back)
-			require.True(t, err != nil || withoutKey(got) != withoutKey(before[file]), "nothing changes with it")
-		})
+	fileOf := map[string]string{}
+	paths := map[string]string{} // by instance
+	for path := range leaves("", defaults) {
+		file, ok := changedBy[path]
+		require.True(t, ok, "no file in testdata/values changes %q", path)
+		own := readValues(t, valueFile(file))
+		if path != "crds\x00install" {
+			own = withoutCRDs(own)
+		}
+		remove(own, path)
+		name := fmt.Sprintf("instance%03d", len(paths))
+		instances[name], paths[name], fileOf[name] = own, path, "instance"+file
 	}
+	rendered := renderTogether(t, instances)
+	for name, path := range paths {
+		require.NotEmpty(t, rendered[name])
+		if rendered[fileOf[name]] == rendered[name] {
+			t.Errorf("nothing changes with %q", path)
+		}
+	}
+	require.Greater(t, len(paths), 90)
+}
+
+// withoutCRDs returns values with which the chart renders none, because it takes long.
+func withoutCRDs(values map[string]any) map[string]any {
+	values = maps.Clone(values)
+	values["crds"] = map[string]any{"install": false}
+	return values
+}
+
+// renderTogether renders the chart once with each of these values, which may be refused.
+func renderTogether(t *testing.T, instances map[string]any) map[string]string {
+	t.Helper()
+	all := t.TempDir()
+	berth := filepath.Join(all, "charts", "berth")
+	require.NoError(t, os.CopyFS(berth, os.DirFS("berth")))
+	// What is wrong with the values of one instance must not end the others: it is rendered.
+	helpers := filepath.Join(berth, "templates", "_helpers.tpl")
+	text, err := os.ReadFile(helpers)
+	require.NoError(t, err)
+	refusal := regexp.MustCompile(`(?s)\{\{- fail \(printf [^}]*\}\}.*?\{\{- include \(join "; " \$errors\) \. \}\}`)
+	require.Len(t, refusal.FindAllIndex(text, -1), 1)
+	require.NoError(t, os.WriteFile(helpers, refusal.ReplaceAll(text, []byte(`refused: {{ join " " $$errors | quote }}`)), 0o600))
+	type dependency struct {
+		Name    string `json:"name"`
+		Version string `json:"version"`
+		Alias   string `json:"alias"`
+	}
+	chart := struct {
+		APIVersion   string       `json:"apiVersion"`
+		Name         string       `json:"name"`
+		Version      string       `json:"version"`
+		Dependencies []dependency `json:"dependencies"`
+	}{"v2", "all", "0.1.0", nil}
+	for name := range instances {
+		chart.Dependencies = append(chart.Dependencies, dependency{"berth", ">=0.0.0-0", name})
+	}
+	for file, content := range map[string]any{"Chart.yaml": chart, "values.yaml": instances} {
+		raw, err := yaml.Marshal(content)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(all, file), raw, 0o600))
+	}
+	out := helm(t, "template", release, all, "--namespace", namespace, "--kube-version", kubeVersion)
+	rendered := map[string]string{}
+	for document := range strings.SplitSeq(out, "\n---\n") {
+		source := regexp.MustCompile(`# Source: all/charts/(\w+)/`).FindStringSubmatch(document)
+		require.NotNil(t, source, document)
+		// An instance is called as its chart is.
+		rendered[source[1]] += strings.ReplaceAll(withoutKey(document), source[1], "berth")
+	}
+	return rendered
+}
+
+// remove takes a value out of a tree.
+func remove(node map[string]any, path string) {
+	name, rest, below := strings.Cut(path, "\x00")
+	if inner, isMap := node[name].(map[string]any); below && isMap {
+		remove(inner, rest)
+		return
+	}
+	delete(node, name)
 }
 
 func readValues(t *testing.T, path string) map[string]any {

@@ -76,6 +76,7 @@ func (c *commandLine) run(status int, args ...string) (stdout string) {
 func TestCommandLineRunsAWholeSession(t *testing.T) {
 	onThisMachine(t, "does not depend on the cluster")
 	c := start(t, 2).commandLine()
+	require.Contains(t, c.run(0, "check", "--gateway="+c.address(c.site.front), "http://"+c.site.domain()), "/health: 200")
 	id := c.run(0, "claim", c.pool, "--timeout=10m", "-m", "job=17", "-o", "name", "--key=once")
 	require.Equal(t, id, c.run(0, "up", c.pool, "--timeout=10m", "-m", "job=17", "-o", "name", "--key=once"))
 	other := c.run(0, "claim", c.pool, "-o", "name")

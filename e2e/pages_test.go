@@ -56,16 +56,22 @@ func TestInstallAndUninstallWorkAsThePagesSay(t *testing.T) {
 	install := commandsOf(t, "README.md", "## Install", "kind create cluster")
 	require.True(t, strings.HasPrefix(install, made), install)
 	_, install, _ = strings.Cut(install, "\n")
-	install = strings.ReplaceAll(install, "30080", freeNodePort(t))
+	const file = "charts/berth/values-kind.yaml"
+	require.Contains(t, install, file)
+	values, err := os.ReadFile(filepath.Join("..", file))
+	require.NoError(t, err)
+	dir, port := t.TempDir(), freeNodePort(t)
+	ownFile := filepath.Join(dir, "values-kind.yaml")
+	require.NoError(t, os.WriteFile(ownFile, []byte(strings.ReplaceAll(string(values), "30080", port)), 0o600))
+	install = strings.ReplaceAll(strings.ReplaceAll(install, "30080", port), file, ownFile)
 	if image := os.Getenv(envNodeImage); image != "" {
 		install = strings.Replace(install, "kind create cluster", "kind create cluster --image "+image, 1)
 	}
-	uninstall := commandsOf(t, "docs/chart.md", "## Uninstall", "helm uninstall")
+	uninstall := commandsOf(t, "docs/operations.md", "## Uninstall", "helm uninstall")
 	createCluster, again, found := strings.Cut(install, "    kubectl create namespace")
 	require.True(t, found, install)
 	again = "    kubectl create namespace" + again
 
-	dir := t.TempDir()
 	environment := append(os.Environ(),
 		"KIND_CLUSTER_NAME=berth-pages-"+rand.String(5), "KUBECONFIG="+filepath.Join(dir, "kubeconfig"),
 		"KUBECACHEDIR="+dir, "HELM_CACHE_HOME="+dir)
@@ -89,7 +95,6 @@ func TestInstallAndUninstallWorkAsThePagesSay(t *testing.T) {
 	require.Contains(t, run(5*time.Minute, again), answer)
 	// A sandbox with an idempotency key has just ended.
 	key := strings.ReplaceAll(lineOf(t, again, "KEY="), "name first", "name second")
-	port := regexp.MustCompile(`localhost:(\d+)`).FindStringSubmatch(again)[1]
 	run(time.Minute, key+"\nAPI=http://api.sandbox.localhost:"+port+`/sandboxes
 ID=$(curl -sS -H "X-API-Key: $KEY" -H "Idempotency-Key: k" -d '{"templateID":"own-image","waitTimeout":30}' $API |
   grep -o '"sandboxID":"[^"]*' | cut -d'"' -f4)

@@ -269,7 +269,7 @@ func (l *Log) off() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !errors.Is(l.err, ErrOff) {
-		l.o.Log.Error("events are neither kept nor sent: install the CRD (docs/chart.md)", zap.Error(ErrOff))
+		l.o.Log.Error("events are neither kept nor sent: install the CRD (docs/operations.md)", zap.Error(ErrOff))
 	}
 	l.err, l.most = ErrOff, 0
 	l.stats.Missed += uint64(len(l.waiting))

@@ -51,6 +51,7 @@ type commands struct {
 	Fence       fenceCommand       `cmd:"" help:"What released sandboxes wait for."`
 	Journal     journalCommand     `cmd:"" help:"The allocator's journal."`
 	Keys        keysCommand        `cmd:"" help:"API keys, in the Secrets of a cluster."`
+	Check       checkCommand       `cmd:"" help:"Check from the outside that names, certificate, gateways and allocators work."`
 	EnvoyConfig envoyConfigCommand `cmd:"" help:"Print Envoy's bootstrap configuration."`
 	Certs       certsCommand       `cmd:"" help:"Certificates for the control stream."`
 	Context     contextCommand     `cmd:"" help:"The installations that this command knows."`

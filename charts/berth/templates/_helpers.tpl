@@ -90,17 +90,26 @@ capabilities:
 
 {{/* Where pods run. Arguments: root, component, values. */}}
 {{- define "berth.placement" -}}
-# Over zones and nodes as evenly as possible; rather two on one node than one alone.
+# Over zones and nodes as evenly as possible; rather two on one node than one alone. No constraint for nodes: the
+# scheduler would not count it where nodes have no zone.
 topologySpreadConstraints:
-  {{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
   - maxSkew: 1
-    topologyKey: {{ . }}
+    topologyKey: topology.kubernetes.io/zone
     whenUnsatisfiable: ScheduleAnyway
     labelSelector:
       matchLabels:
-        {{- include "berth.selectorLabels" (dict "root" $.root "component" $.component) | nindent 8 }}
+        {{- include "berth.selectorLabels" . | nindent 8 }}
     matchLabelKeys: [pod-template-hash]
-  {{- end }}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "berth.selectorLabels" . | nindent 14 }}
+          matchLabelKeys: [pod-template-hash]
 {{- with .values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -146,9 +155,78 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- if not .Values.podCIDRs }}
 {{- $errors = append $errors "podCIDRs: required: the ranges of the cluster's pod addresses, for example --set 'podCIDRs={10.244.0.0/16}'" }}
 {{- end }}
-{{- range .Values.podCIDRs }}
+{{- $gateway := .Values.gateway }}
+{{- $sandboxes := .Values.sandboxes.namespace }}
+{{- range $path, $ranges := dict
+  "podCIDRs" .Values.podCIDRs "gateway.service.loadBalancerSourceRanges" $gateway.service.loadBalancerSourceRanges
+  "networkPolicy.sandboxes.except" .Values.networkPolicy.sandboxes.except "networkPolicy.sandboxes.extraExcept" .Values.networkPolicy.sandboxes.extraExcept }}
+{{- range $ranges }}
 {{- if not (regexMatch "^([0-9]{1,3}(\\.[0-9]{1,3}){3}/([1-9]|[12][0-9]|3[0-2])|[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2,7}/([1-9]|[1-9][0-9]|1[01][0-9]|12[0-8]))$" .) }}
-{{- $errors = append $errors (printf "podCIDRs: %s must be a range of addresses, and not all of them: for example 10.244.0.0/16 or fd00:10:244::/56" .) }}
+{{- $errors = append $errors (printf "%s: %s must be a range of addresses, and not all of them: for example 10.244.0.0/16 or fd00:10:244::/56" $path .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $path, $name := dict
+  "api.tlsSecret" .Values.api.tlsSecret "api.accessKeySecret" .Values.api.accessKeySecret "gateway.tlsSecret" $gateway.tlsSecret
+  "gateway.ingress.tlsSecret" $gateway.ingress.tlsSecret "gateway.ingress.className" $gateway.ingress.className
+  "controlTLS.secret.allocator" .Values.controlTLS.secret.allocator "controlTLS.secret.router" .Values.controlTLS.secret.router
+  "allocator.priorityClassName" .Values.allocator.priorityClassName "gateway.priorityClassName" $gateway.priorityClassName
+  "sandboxes.serviceAccount" .Values.sandboxes.serviceAccount }}
+{{- if not (regexMatch "^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?$" $name) }}
+{{- $errors = append $errors (printf "%s: %s is no name of an object, which has lower case letters, digits, - and . and begins and ends with a letter or a digit" $path $name) }}
+{{- end }}
+{{- end }}
+{{- range $i, $name := .Values.image.pullSecrets }}
+{{- if not (regexMatch "^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$" $name) }}
+{{- $errors = append $errors (printf "image.pullSecrets: %q is no name of a Secret" $name) }}
+{{- end }}
+{{- end }}
+{{- range $path, $name := dict "api.keysNamespace" .Values.api.keysNamespace "sandboxes.namespace" $sandboxes }}
+{{- if not (regexMatch "^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$" $name) }}
+{{- $errors = append $errors (printf "%s: %s is no name of a namespace, which has at most 63 lower case letters, digits and -" $path $name) }}
+{{- end }}
+{{- end }}
+{{- if not (regexMatch "^([a-zA-Z0-9]+([.-]+[a-zA-Z0-9]+)*(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*)?$" .Values.image.registry) }}
+{{- $errors = append $errors (printf "image.registry: %s must be a host, and a path if you like, without https:// and without a / at the end: for example registry.example.com/berth" .Values.image.registry) }}
+{{- end }}
+{{- $tags := dict "image.tag" .Values.image.tag }}
+{{- range $path, $image := dict "allocator.image" .Values.allocator.image "agent.image" .Values.agent.image "router.image" .Values.router.image "envoy.image" .Values.envoy.image }}
+{{- if not (regexMatch "^([a-z0-9]+([._-]+[a-z0-9]+)*(:[0-9]{1,5})?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$" $image.repository) }}
+{{- $errors = append $errors (printf "%s.repository: %q must be the name of an image without its tag: for example berth/router" $path $image.repository) }}
+{{- end }}
+{{- $_ := set $tags (printf "%s.tag" $path) $image.tag }}
+{{- end }}
+{{- range $path, $tag := $tags }}
+{{- if not (regexMatch "^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127}(@sha256:[0-9a-f]{64})?)?$" $tag) }}
+{{- $errors = append $errors (printf "%s: %s must be a tag, and may have a digest: for example 1.2.3 or 1.2.3@sha256: and 64 digits of 0-9a-f" $path $tag) }}
+{{- end }}
+{{- end }}
+{{- if not .Values.envoy.image.tag }}
+{{- $errors = append $errors "envoy.image.tag: required: Envoy's version is not the chart's" }}
+{{- end }}
+{{- range $path, $flags := dict "allocator.extraArgs" .Values.allocator.extraArgs "router.extraArgs" .Values.router.extraArgs "envoy.configArgs" .Values.envoy.configArgs }}
+{{- range $flags }}
+{{- if not (regexMatch "^--[a-z]" .) }}
+{{- $errors = append $errors (printf "%s: %s must be a flag with its value in one string: for example --cache-size=500000" $path .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $gateway.hosts }}
+{{- if or (gt (len .) 189) (not (regexMatch "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$" .)) }}
+{{- $errors = append $errors (printf "gateway.hosts: %s must be a DNS name in lower case, without * and without a port" .) }}
+{{- end }}
+{{- end }}
+{{- if and (gt (int64 .Values.envoy.maxHeapBytes) 0) (lt (int64 .Values.envoy.maxHeapBytes) 67108864) }}
+{{- $errors = append $errors (printf "envoy.maxHeapBytes: %d is too little for Envoy: 67108864 (64 MiB) or more, or 0 for no bound" (int64 .Values.envoy.maxHeapBytes)) }}
+{{- end }}
+{{- if and $gateway.maxReplicas (lt (int $gateway.maxReplicas) (int $gateway.replicas)) }}
+{{- $errors = append $errors (printf "gateway.maxReplicas: %d is less than gateway.replicas, %d, which is the fewest that the autoscaler keeps: raise it, or set it to 0 for no autoscaler" (int $gateway.maxReplicas) (int $gateway.replicas)) }}
+{{- end }}
+{{- if ne $gateway.service.type "LoadBalancer" }}
+{{- range $name := list "loadBalancerClass" "loadBalancerSourceRanges" }}
+{{- if index $gateway.service $name }}
+{{- $errors = append $errors (printf "gateway.service.%s: has no meaning with gateway.service.type %s" $name $gateway.service.type) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- if gt (len .Release.Name) 40 }}
@@ -167,7 +245,6 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- end }}
 {{- end }}
 {{- end }}
-{{- $sandboxes := .Values.sandboxes.namespace }}
 {{- if not $sandboxes }}
 {{- $errors = append $errors "sandboxes.namespace: required: an existing namespace other than the release's, for example --set sandboxes.namespace=sandboxes" }}
 {{- else if eq $sandboxes .Release.Namespace }}
@@ -179,7 +256,7 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- if .Values.crds.install }}
 {{- range $name := list "sandboxpools.berth.sh" "sandboxes.berth.sh" "journalslots.berth.sh" "eventsegments.berth.sh" "eventwebhooks.berth.sh" }}
 {{- if dig "metadata" "deletionTimestamp" "" (lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name) }}
-{{- $errors = append $errors (printf "crds.install: the CRD %s is being deleted, and its objects with it: wait until it has gone (kubectl get crd %s), and try again. Objects that hold it up have finalizers: docs/chart.md, Uninstall" $name $name) }}
+{{- $errors = append $errors (printf "crds.install: the CRD %s is being deleted, and its objects with it: wait until it has gone (kubectl get crd %s), and try again. Objects that hold it up have finalizers: docs/operations.md, Uninstall" $name $name) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -209,5 +286,7 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- end }}
 {{- if $errors }}
 {{- fail (printf "\n\n%s\n" (join "\n" $errors)) }}
+{{- /* For "helm lint", where fail only writes a line of its log: what does not exist is an error there too. */}}
+{{- include (join "; " $errors) . }}
 {{- end }}
 {{- end }}
