@@ -57,6 +57,13 @@ func (t *term) configure(ctx context.Context, e core.Configure) {
 	t.Submit(core.Configured{ID: e.Sandbox.ID, OK: err == nil, Why: reasonOf(err)})
 }
 
+// expect prepares the configuration of the agent in a pod that was seen.
+func (t *term) expect(p *core.Pod) {
+	if t.agents != nil && p.Pool != "" {
+		t.agents.Expect(p)
+	}
+}
+
 // maxReason bounds the text of an error in a record, in bytes.
 const maxReason = 512
 

@@ -119,6 +119,9 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.logs.run(ctx, logWorkers) })
 	all.Go(func() { t.hooks.run(ctx) })
 	all.Go(func() { t.inits.run(ctx) })
+	if t.agents != nil {
+		all.Go(func() { t.agents.Run(ctx) })
+	}
 	all.Go(func() { t.labeler.Run(ctx, labelWorkers) })
 	all.Go(func() { t.objects.Run(ctx, objectWorkers) })
 	all.Go(func() { t.eventLog.Run(ctx) })
@@ -293,6 +296,9 @@ func (t *term) recover(ctx context.Context, facts []core.Fact) error {
 	t.eventLog.Recover(latestStates(st))
 	t.loop.guard.Recover(t.began.Boot, st)
 	t.loop.carryOut(t.began, nil, effects)
+	for i := range st.Pods {
+		t.expect(&st.Pods[i])
+	}
 	for _, ev := range records.Deleting {
 		t.loop.step(ev)
 	}

@@ -60,7 +60,11 @@ func (w *watches) submit(ev core.Event) {
 	w.mu.Lock()
 	t := w.term
 	w.mu.Unlock()
-	if t != nil {
-		t.Submit(ev)
+	if t == nil {
+		return
+	}
+	t.Submit(ev)
+	if seen, ok := ev.(core.PodSeen); ok {
+		t.expect(&seen.Pod)
 	}
 }

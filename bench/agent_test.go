@@ -336,27 +336,28 @@ func BenchmarkAgentStart(b *testing.B) {
 }
 
 // agents serves the agents of pods without processes: real handlers of package agent, each with a key pair of
-// its own that was made before the claim, in the process of the benchmark. A connection of the allocator, which
-// configures one sandbox, gets one.
+// its own that was made before the claim, in the process of the benchmark. An address has one until that is
+// configured, and then the next pod has the address.
 type agents struct {
 	key   atomic.Pointer[initbox.PublicKey]
-	fresh chan http.Handler
-	given sync.Map // by the addresses of the connection
+	fresh chan *agent.Agent
+	mu    sync.Mutex
+	given map[string]*agent.Agent // by the address of the pod
 }
 
 func (a *agents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if a.key.Load() == nil { // the pool has no agent
 		return
 	}
-	at := fmt.Sprint(r.RemoteAddr, " ", r.Context().Value(http.LocalAddrContextKey))
-	if r.Method == http.MethodGet {
-		a.given.Store(at, <-a.fresh)
+	at := fmt.Sprint(r.Context().Value(http.LocalAddrContextKey))
+	a.mu.Lock()
+	h := a.given[at]
+	if h == nil || r.Method == http.MethodGet && h.Config() != nil {
+		h = <-a.fresh
+		a.given[at] = h
 	}
-	h, _ := a.given.Load(at)
-	if r.Method == http.MethodPost {
-		a.given.Delete(at)
-	}
-	h.(http.Handler).ServeHTTP(w, r)
+	a.mu.Unlock()
+	h.ServeHTTP(w, r)
 }
 
 // prepare starts n agents.
@@ -377,14 +378,15 @@ func (a *agents) prepare(b *testing.B, n int) {
 // and from a pool without agents.
 func BenchmarkAgentClaims(b *testing.B) {
 	const burst, warm, rounds = 300, 400, 6
-	in := &agents{fresh: make(chan http.Handler, 2*burst)}
+	in := &agents{fresh: make(chan *agent.Agent, 2*warm), given: map[string]*agent.Agent{}}
 	g := newGroundWith(b, stack.Options{LeaseDuration: 15 * time.Second}, hollow.Options{Nodes: 10, Handler: in})
 	g.pool("bare", warm, 0)
-	g.berth.CreatePool("agents", warm, func(p *v1alpha1.SandboxPool) {
+	withAgent := func(p *v1alpha1.SandboxPool) {
 		p.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: int32(g.berth.Nodes.Port())}
-	})
-	g.full("agents", warm)
-	pods, err := g.berth.Pods(b.Context(), "agents", "")
+	}
+	g.berth.CreatePool("first", 1, withAgent)
+	g.full("first", 1)
+	pods, err := g.berth.Pods(b.Context(), "first", "")
 	require.NoError(b, err)
 	for _, e := range pods[0].Spec.Containers[0].Env {
 		if e.Name == initbox.PublicKeyEnv {
@@ -393,6 +395,9 @@ func BenchmarkAgentClaims(b *testing.B) {
 			in.key.Store(key)
 		}
 	}
+	in.prepare(b, 2*warm)
+	g.berth.CreatePool("agents", warm, withAgent)
+	g.full("agents", warm)
 	envs := map[string]string{}
 	for i := range 10 {
 		envs[fmt.Sprintf("VARIABLE_%d", i)] = strings.Repeat(strconv.Itoa(i), 32)
@@ -412,7 +417,7 @@ func BenchmarkAgentClaims(b *testing.B) {
 		for round := range rounds {
 			for i := range ways {
 				w := &ways[(i+round)%len(ways)]
-				in.prepare(b, 2*burst)
+				in.prepare(b, 2*warm)
 				g.warmUp(burst)
 				ids := make([]string, burst)
 				before := g.metrics(g.admin + "/metrics")["process_cpu_seconds_total"]

@@ -93,7 +93,20 @@ func NewSealer(private [32]byte) (*Sealer, error) {
 func (s *Sealer) PublicKey() PublicKey { return s.public }
 
 // Seal returns the box of c for the agent with this public key. The error is that of c.Check.
-func (s *Sealer) Seal(c *Config, agent PublicKey) ([]byte, error) {
+func (s *Sealer) Seal(c *Config, agent PublicKey) ([]byte, error) { return s.For(agent).Seal(c) }
+
+// Peer seals for one agent. Its methods may be called concurrently.
+type Peer struct{ shared [32]byte }
+
+// For returns the Peer that seals for the agent with this public key. Most of what a box costs is done here.
+func (s *Sealer) For(agent PublicKey) *Peer {
+	p, peer := new(Peer), [32]byte(agent)
+	box.Precompute(&p.shared, &peer, &s.private)
+	return p
+}
+
+// Seal returns the box of c. The error is that of c.Check.
+func (p *Peer) Seal(c *Config) ([]byte, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
@@ -104,8 +117,8 @@ func (s *Sealer) Seal(c *Config, agent PublicKey) ([]byte, error) {
 	out := make([]byte, header, header+len(text)+box.Overhead)
 	out[0] = Version
 	_, _ = rand.Read(out[1:]) // never fails, see crypto/rand
-	nonce, peer := [nonceSize]byte(out[1:header]), [32]byte(agent)
-	return box.Seal(out, text, &nonce, &peer, &s.private), nil
+	nonce := [nonceSize]byte(out[1:header])
+	return box.SealAfterPrecomputation(out, text, &nonce, &p.shared), nil
 }
 
 // Keys is the agent's side: its key pair, and the allocator's public key. Its methods may be called

@@ -13,6 +13,8 @@ import (
 	"net/netip"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
+
 	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
@@ -54,6 +56,9 @@ type Options struct {
 type Caller struct {
 	o      Options
 	sealer *initbox.Sealer
+	// Run asks the expected agents for their keys, and known has what seals for them.
+	expected chan idle
+	known    *lru.Cache[incarnation, *initbox.Peer]
 }
 
 // New returns a Caller, or an error that names the missing options.
@@ -65,7 +70,11 @@ func New(o Options) (*Caller, error) {
 		o.Dial = (&net.Dialer{}).DialContext
 	}
 	sealer, err := SealerOf(o.Key)
-	return &Caller{o, sealer}, err
+	if err != nil {
+		return nil, err
+	}
+	known, err := lru.New[incarnation, *initbox.Peer](maxKnown)
+	return &Caller{o, sealer, make(chan idle, maxExpected), known}, err
 }
 
 // SealerOf returns the sealer of the cluster with this key.
@@ -83,19 +92,22 @@ func (c *Caller) Configure(ctx context.Context, s core.Sandbox, values *Values) 
 		SandboxID: s.ID, AccessToken: c.o.Key.Secret(s.ID).AgentToken(s.ID), Public: s.Agent.Public,
 		Envs: values.Envs, Secrets: values.Secrets, Files: values.Files,
 	}
-	return c.call(ctx, s, func(l *line) error {
-		hello, err := l.hello()
-		switch {
-		case err != nil:
-			return err
-		case hello.Version != initbox.Version:
-			return fmt.Errorf("the agent speaks version %d of the configuration, this allocator %d", hello.Version, initbox.Version)
+	before := incarnation{s.Pod.Whole(), s.Restarts}
+	peer, known := c.known.Get(before)
+	c.known.Remove(before) // a pod is claimed once
+	return c.call(ctx, at(s), func(l *line) (err error) {
+		if !known {
+			if peer, err = c.meet(l); err != nil {
+				return err
+			}
 		}
-		sealed, err := c.sealer.Seal(config, hello.PublicKey)
-		if err != nil {
-			return err
+		code, err := l.deliver(peer, config)
+		if known && err == nil && code == http.StatusUnauthorized { // the agent has started again meanwhile
+			if peer, err = c.meet(l); err != nil {
+				return err
+			}
+			code, err = l.deliver(peer, config)
 		}
-		code, _, err := l.exchange(http.MethodPost, initbox.Path, "", sealed)
 		if err == nil && code != http.StatusNoContent {
 			err = fmt.Errorf("the agent answered %d to its configuration", code)
 		}
@@ -105,7 +117,7 @@ func (c *Caller) Configure(ctx context.Context, s core.Sandbox, values *Values) 
 
 // Configured asks the agent of a sandbox whether it is configured for that sandbox.
 func (c *Caller) Configured(ctx context.Context, s core.Sandbox) (configured bool, err error) {
-	err = c.call(ctx, s, func(l *line) error {
+	err = c.call(ctx, at(s), func(l *line) error {
 		hello, err := l.hello()
 		configured = hello.Sandbox == initbox.SandboxDigest(s.ID)
 		return err
@@ -141,7 +153,7 @@ func (m *Measurement) plausible(now time.Time) bool {
 
 // Measure asks the agent of a sandbox what the sandbox uses.
 func (c *Caller) Measure(ctx context.Context, s core.Sandbox) (m Measurement, err error) {
-	err = c.call(ctx, s, func(l *line) error {
+	err = c.call(ctx, at(s), func(l *line) error {
 		code, body, err := l.exchange(http.MethodGet, "/metrics", c.o.Key.Secret(s.ID).AgentToken(s.ID), nil)
 		switch {
 		case err != nil:
@@ -158,12 +170,15 @@ func (c *Caller) Measure(ctx context.Context, s core.Sandbox) (m Measurement, er
 	return m, err
 }
 
-// call connects to the agent of a sandbox and has f speak with it.
-func (c *Caller) call(ctx context.Context, s core.Sandbox, f func(*line) error) error {
+// at is the address of the agent of a sandbox.
+func at(s core.Sandbox) netip.AddrPort { return netip.AddrPortFrom(s.IP, s.Agent.Port) }
+
+// call connects to an agent and has f speak with it.
+func (c *Caller) call(ctx context.Context, agent netip.AddrPort, f func(*line) error) error {
 	if !c.o.Leads() {
 		return ErrDeposed
 	}
-	address := netip.AddrPortFrom(s.IP, s.Agent.Port).String()
+	address := agent.String()
 	conn, err := c.o.Dial(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("connect to the agent at %s: %w", address, err)
@@ -189,6 +204,28 @@ type line struct {
 	conn net.Conn
 	from *bufio.Reader
 	host string
+}
+
+// meet asks an agent for its key.
+func (c *Caller) meet(l *line) (*initbox.Peer, error) {
+	hello, err := l.hello()
+	switch {
+	case err != nil:
+		return nil, err
+	case hello.Version != initbox.Version:
+		return nil, fmt.Errorf("the agent speaks version %d of the configuration, this allocator %d", hello.Version, initbox.Version)
+	}
+	return c.sealer.For(hello.PublicKey), nil
+}
+
+// deliver sends the box with a configuration.
+func (l *line) deliver(peer *initbox.Peer, config *initbox.Config) (code int, err error) {
+	sealed, err := peer.Seal(config)
+	if err != nil {
+		return 0, err
+	}
+	code, _, err = l.exchange(http.MethodPost, initbox.Path, "", sealed)
+	return code, err
 }
 
 func (l *line) hello() (h initbox.Hello, err error) {

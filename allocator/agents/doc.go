@@ -1,6 +1,9 @@
 // Package agents configures the agents in pods that have become sandboxes. The format and the trust
 // between allocator and agent are those of package initbox.
 //
+// A Caller asks an agent for its key when the pod can be claimed ([Caller.Expect]), so that the claim need not. The
+// key is a hint. An agent that has started again does not open a box for its earlier key, and the claim asks it anew.
+//
 // # Guarantees
 //
 //   - An agent is configured only while this process holds the lease. Success is reported only if it
