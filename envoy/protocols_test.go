@@ -481,3 +481,45 @@ func TestThousandsOfWebSocketsStayOpen(t *testing.T) {
 	require.Zero(t, e.counter(`cluster\.pods_h1\.upstream_cx_overflow`), "a connection had to wait")
 	require.Zero(t, e.counter(`cluster\.pods_h1\.upstream_rq_pending_overflow`))
 }
+
+// Names do not depend on case, but some programs look for "Host:".
+func TestNamesOfHeadersReachSandboxesInProperCase(t *testing.T) {
+	g := startGateway(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	heads := make(chan string, 16)
+	var serving sync.WaitGroup
+	defer func() { l.Close(); serving.Wait() }()
+	serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			head := ""
+			for lines := bufio.NewScanner(c); lines.Scan() && lines.Text() != ""; {
+				head += lines.Text() + "\n"
+			}
+			_, _ = io.WriteString(c, "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n") // Envoy may have gone
+			_ = c.Close()
+			if head != "" { // else Envoy has closed a connection that it did not use
+				heads <- head
+			}
+		}
+	})
+	g.router.set(g.to(l.Addr().String()))
+	for protocol, ask := range map[string]func() answer{
+		"HTTP/1.1": func() answer {
+			return g.answer("GET / HTTP/1.1\r\nhost: " + host + "\r\nX-SOME-name: a\r\nConnection: close\r\n\r\n")
+		},
+		"HTTP/2": func() answer {
+			return g.h2(":method", "GET", ":scheme", "http", ":path", "/", ":authority", host, "x-some-name", "a")
+		},
+	} {
+		require.Equal(t, http.StatusNoContent, ask().code, protocol)
+		head := <-heads
+		require.Contains(t, head, "\nHost: "+host+"\n", protocol)
+		require.Contains(t, head, "\nX-Some-Name: a\n", protocol)
+		require.Contains(t, head, "\nX-Request-Id: ", protocol)
+	}
+}
