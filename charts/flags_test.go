@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // help returns what a program says about its flags.
@@ -24,13 +25,15 @@ func help(t *testing.T, command ...string) string {
 
 func TestProgramsKnowTheFlagsTheyAreGiven(t *testing.T) {
 	// used are the flags in any rendering, by program.
-	used := map[string]map[string]string{"allocator": {}, "extproc": {}, "berth envoy-config": {}, "berth certs ensure": {}, "berth mcp": {}, "berth check": {}}
+	used := map[string]map[string]string{"allocator": {}, "extproc": {}, "berth envoy-config": {}, "berth envoy-drain": {}, "berth certs ensure": {}, "berth mcp": {}, "berth check": {}}
 	for _, values := range valueFiles() {
 		all := render(t, values)
 		gateway := findWorkload(t, all, "berth-gateway")
 		maps.Copy(used["allocator"], flagsOf(findWorkload(t, all, "berth-allocator").container(t, "allocator")))
 		maps.Copy(used["extproc"], flagsOf(gateway.container(t, "router")))
 		maps.Copy(used["berth envoy-config"], flagsOf(gateway.container(t, "config")))
+		drain := gateway.container(t, "router").Lifecycle.PreStop.Exec.Command
+		maps.Copy(used["berth envoy-drain"], flagsOf(corev1.Container{Args: drain[2:]}))
 		for _, w := range workloads(all) {
 			switch w.name {
 			case "berth-mcp":

@@ -200,6 +200,7 @@ func TestPortsLeadToListeners(t *testing.T) {
 	})
 }
 
+// Invariant: P23
 func TestGatewayPodHoldsTogether(t *testing.T) {
 	forEachValues(t, func(t *testing.T, all []object) {
 		gateway := findWorkload(t, all, "berth-gateway")
@@ -226,6 +227,10 @@ func TestGatewayPodHoldsTogether(t *testing.T) {
 			}), c.Name)
 		}
 		require.NotContains(t, router.LivenessProbe.HTTPGet.Path, "ready", "an allocator that is away must not restart routers")
+		require.NotNil(t, router.LivenessProbe.TerminationGracePeriodSeconds, "a router that hangs must not get the time of a drain")
+		// The router's container begins the drain, during which Envoy's sleeps.
+		require.Equal(t, []string{"/usr/local/bin/berth", "envoy-drain", "--admin-socket=" + flagsOf(config)["admin-socket"]},
+			router.Lifecycle.PreStop.Exec.Command)
 		sleep := envoy.Lifecycle.PreStop.Sleep.Seconds
 		require.Greater(t, *gateway.pod.Spec.TerminationGracePeriodSeconds, sleep+20, "Envoy and the router have to end too")
 		// Both ends must agree on it.

@@ -117,7 +117,7 @@ func values(podCIDRs []string) map[string]any {
 		"maxStale":  releaseMaxStale.String(),
 		"sandboxes": map[string]any{"namespace": sandboxNamespace},
 		"allocator": map[string]any{"replicas": releaseReplicas},
-		"gateway":   map[string]any{"replicas": releaseReplicas},
+		"gateway":   map[string]any{"replicas": releaseReplicas, "drainSeconds": 10},
 	}
 }
 

@@ -159,6 +159,7 @@ func functions() template.FuncMap {
 		"maxHeaders": value(200),
 		// Other pages of the admin interface can change Envoy or show data of clients.
 		"healthPages": value([]string{"/ready", "/stats/prometheus"}),
+		"drainPages":  value([]string{drainPage, resumePage}),
 		"replies":     replies,
 		"apiRoute":    value(apiRoute), "apiClusters": apiClusters, "apiIdle": seconds(apiIdle), "apiRequests": value(apiRequests),
 		"quoteMeta": regexp.QuoteMeta,

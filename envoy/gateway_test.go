@@ -197,7 +197,7 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 	})
 	g.envoy, err = supervisor.Start(cmd)
 	require.NoError(t, err)
-	g.admin = stack.EnvoyAdmin(g.settings.AdminSocket)
+	g.admin = envoy.AdminClient(g.settings.AdminSocket)
 	t.Cleanup(g.admin.CloseIdleConnections)
 	if !c.mistaken {
 		t.Cleanup(func() {

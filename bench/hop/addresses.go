@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/envoy"
 )
 
 // ORIGINAL_DST makes a host object for each address, and copies the map of them on the main thread for each new one.
@@ -132,7 +132,7 @@ func (s *site) hosts(c *scenario) (n int, err error) {
 			Hosts []struct{} `json:"host_statuses"`
 		} `json:"cluster_statuses"`
 	}
-	err = s.get(stack.EnvoyAdmin(c.adminSocket), "http://envoy/clusters?format=json", &all)
+	err = s.get(envoy.AdminClient(c.adminSocket), "http://envoy/clusters?format=json", &all)
 	for _, of := range all.Clusters {
 		if strings.HasPrefix(of.Name, "pods") {
 			n += len(of.Hosts)
@@ -144,7 +144,7 @@ func (s *site) hosts(c *scenario) (n int, err error) {
 // memory is how many bytes Envoy has allocated.
 func (s *site) memory(c *scenario) (int, error) {
 	var page struct{ Allocated string }
-	if err := s.get(stack.EnvoyAdmin(c.adminSocket), "http://envoy/memory", &page); err != nil {
+	if err := s.get(envoy.AdminClient(c.adminSocket), "http://envoy/memory", &page); err != nil {
 		return 0, err
 	}
 	return strconv.Atoi(page.Allocated)

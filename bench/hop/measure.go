@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/berth-sandbox/berth/devcluster/proc"
-	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/envoy"
 )
 
 // cell is one kind of load.
@@ -189,7 +189,7 @@ func (s *site) streams(c *scenario) (n streams, err error) {
 			Value int
 		}
 	}
-	err = s.get(stack.EnvoyAdmin(c.adminSocket), "http://envoy/stats?format=json&filter=ext_proc", &all)
+	err = s.get(envoy.AdminClient(c.adminSocket), "http://envoy/stats?format=json&filter=ext_proc", &all)
 	counts := map[string]*int{
 		"streams_started": &n.Started, "stream_msgs_sent": &n.Sent, "stream_msgs_received": &n.Received,
 		"streams_failed": &n.Failed, "spurious_msgs_received": &n.Spurious, "message_timeouts": &n.TimedOut,

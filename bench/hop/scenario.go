@@ -16,7 +16,6 @@ import (
 
 	"github.com/berth-sandbox/berth/bench/hop/table"
 	"github.com/berth-sandbox/berth/devcluster/proc"
-	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/envoy"
 )
 
@@ -213,7 +212,7 @@ func (s *site) startEnvoy(c *scenario, admin string, config node) error {
 				} `json:"local_address"`
 			} `json:"listener_statuses"`
 		}
-		if err := s.get(stack.EnvoyAdmin(admin), "http://envoy/listeners?format=json", &all); err != nil {
+		if err := s.get(envoy.AdminClient(admin), "http://envoy/listeners?format=json", &all); err != nil {
 			return err
 		}
 		for _, l := range all.Statuses {

@@ -53,6 +53,7 @@ type commands struct {
 	Keys        keysCommand        `cmd:"" help:"API keys, in the Secrets of a cluster."`
 	Check       checkCommand       `cmd:"" help:"Check from the outside that names, certificate, gateways and allocators work."`
 	EnvoyConfig envoyConfigCommand `cmd:"" help:"Print Envoy's bootstrap configuration."`
+	EnvoyDrain  envoyDrainCommand  `cmd:"" help:"Begin the planned end of an Envoy: its clients go elsewhere. A router that starts undoes it."`
 	Certs       certsCommand       `cmd:"" help:"Certificates for the control stream."`
 	Context     contextCommand     `cmd:"" help:"The installations that this command knows."`
 	Completion  completionCommand  `cmd:"" help:"Print a script that completes arguments in a shell."`

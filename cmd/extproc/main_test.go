@@ -268,12 +268,16 @@ func TestRouterRunsWithoutAnAllocatorAndStops(t *testing.T) {
 	require.Less(t, time.Since(began), 5*time.Second)
 }
 
-// envoyAt answers on Envoy's admin socket as an Envoy with two requests open does.
-func envoyAt(t *testing.T, socket string) {
+// envoyAt answers on Envoy's admin socket as an Envoy with two requests open does. posts has the paths of POST requests.
+func envoyAt(t *testing.T, socket string) (posts <-chan string) {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
 	require.NoError(t, err)
-	envoy := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	posted := make(chan string, 100)
+	envoy := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			posted <- r.URL.Path
+		}
 		_, _ = io.WriteString(w, "pods_h1::observability_name::pods_h1\npods_h1::10.1.2.3:80::rq_active::2\n"+
 			"pods_h2::observability_name::pods_h2\npods_h1_tls::observability_name::pods_h1_tls\n"+
 			"pods_h2_tls::observability_name::pods_h2_tls\n")
@@ -287,6 +291,16 @@ func envoyAt(t *testing.T, socket string) {
 		require.NoError(t, envoy.Close())
 		<-served
 	})
+	return posted
+}
+
+// A kubelet that restarts the router alone has begun a drain of its Envoy.
+// Invariant: P23
+func TestRouterThatStartsEndsTheDrain(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "a")
+	posts := envoyAt(t, socket)
+	start(t, "--allocator=127.0.0.1:1", "--envoy-admin="+socket)
+	require.Equal(t, "/healthcheck/ok", soon(t, posts))
 }
 
 func TestRouterLooksAtItsEnvoy(t *testing.T) {

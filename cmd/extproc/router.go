@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -256,5 +259,17 @@ func (r *router) serveEnvoy(stopping context.Context) error {
 		listening = append(listening, zap.Stringer("health", r.healthHTTP.Addr()))
 	}
 	r.log.Info("listening", listening...)
+	var resuming sync.WaitGroup
+	defer resuming.Wait()
+	resuming.Go(func() { r.resumeEnvoy(stopping) })
 	return r.server.Serve(socket)
+}
+
+// resumeEnvoy undoes a drain of Envoy. A kubelet that restarts the router alone begins one, because it runs the preStop
+// action of that container. Without an Envoy there is nothing to undo.
+func (r *router) resumeEnvoy(ctx context.Context) {
+	err := envoy.Resume(ctx, envoy.AdminClient(r.flags.EnvoyAdmin))
+	if err != nil && ctx.Err() == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
+		r.log.Warn("an earlier drain of Envoy may go on", zap.Error(err))
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -13,17 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// EnvoyAdmin returns a client that speaks HTTP over Envoy's admin socket. The host of
-// a URL does not matter.
-func EnvoyAdmin(socket string) *http.Client {
-	return &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		},
-	}}
-}
 
 // mistake matches the lines of Envoy's statistics that count what neither the router nor the bootstrap may cause:
 // answers of the router that Envoy does not obey, and scripts that fail. It does not match zero.

@@ -103,8 +103,7 @@ type Gateway struct {
 	Addr netip.AddrPort
 	// Admin is the URL of the admin listener of Router.
 	Admin string
-	// EnvoyAdmin sends requests to Envoy's admin socket, which allows /clusters, /ready
-	// and /stats/prometheus. The URL's host does not matter.
+	// EnvoyAdmin sends requests to Envoy's admin socket, which allows the pages in use only.
 	EnvoyAdmin *http.Client
 
 	routerSocket, adminSocket string
@@ -321,7 +320,7 @@ func newGateway(
 		return nil, err
 	}
 	g = &Gateway{
-		Addr: addr, EnvoyAdmin: EnvoyAdmin(settings.AdminSocket),
+		Addr: addr, EnvoyAdmin: envoy.AdminClient(settings.AdminSocket),
 		routerSocket: settings.RouterSocket, adminSocket: settings.AdminSocket,
 	}
 	g.Envoy = &proc.Server{
