@@ -122,6 +122,11 @@ reap-soak: ground
 		-reaping.duration=$(or $(DURATION),10m) -reaping.seed=$(or $(SEED),0) -reaping.history=$(CURDIR)/bin/reaping-history.jsonl
 	@echo "the history is in bin/reaping-history.jsonl; go run ./e2e/judge bin/reaping-history.jsonl judges it again"
 
+## rollouts: restart gateways, Envoys, routers and leaders TIMES (20) times each beside RATE (500) requests a second; none may fail; 10 minutes
+.PHONY: rollouts
+rollouts: ground
+	go test ./e2e -run '^TestPlannedRestartsFailNoRequest$$' -count=1 -v -timeout 0 -rollouts.times=$(or $(TIMES),20) -rollouts.rate=$(or $(RATE),500)
+
 ## mutate: break one promise after the other and see its test fail; BREAKS="fence uid-ignored" chooses some; minutes
 .PHONY: mutate
 mutate: ground

@@ -54,6 +54,7 @@ func (e *env) steady(client *http.Client, s openapi.Sandbox) {
 
 // Only on a real cluster: it is the kubelet's preStop hook, its order of ending
 // containers and the Service that make it true.
+// Invariant: P23
 func TestReplacedGatewayDropsNoRequest(t *testing.T) {
 	onACluster(t, "needs a kubelet and Services")
 	e := startDisturbing(t, 2)
@@ -72,6 +73,15 @@ func TestReplacedGatewayDropsNoRequest(t *testing.T) {
 		all.Go(func() {
 			for ctx.Err() == nil {
 				e.send(t.Context(), client, run, []openapi.Sandbox{s})
+			}
+		})
+		keeps := e.clientOf(e.site.front, 1)
+		all.Go(func() {
+			for ctx.Err() == nil {
+				a, err := e.sendOnce(t.Context(), keeps, http.MethodPost, e.host(8080, s.SandboxID), "/", "x")
+				if err != nil || a.code != http.StatusOK {
+					t.Errorf("on a connection that is kept: %v %d %s", err, a.code, a.body)
+				}
 			}
 		})
 	}

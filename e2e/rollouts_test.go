@@ -1,0 +1,353 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/devcluster/proc"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/internal/wait"
+)
+
+var (
+	rolloutTimes = flag.Int("rollouts.times", 2, "how often each part is restarted as planned; routers are also killed half as often")
+	rolloutRate  = flag.Float64("rollouts.rate", 50, "requests a second while parts are restarted")
+)
+
+const (
+	// drainTime is how long an Envoy that drains goes on. The balancer needs a small part of it.
+	drainTime = 3 * time.Second
+	// endTime bounds how long a part may take to end.
+	endTime = 30 * time.Second
+	// How many clients send requests: on connections of HTTP/1.1 that they keep, on one of HTTP/2, and on a connection
+	// for each request. talkers keep a WebSocket.
+	keepers, multiplexers, newcomers, talkers = 6, 2, 4, 4
+)
+
+// tally counts what happened while one kind of restart was repeated.
+type tally struct {
+	event                              string
+	times                              int
+	requests, failed                   int
+	claims, claimsFailed               int
+	sockets, socketsEnded, socketsLost int
+	samples                            []string
+}
+
+// rollouts sends requests through a balancer while parts of Berth are restarted.
+type rollouts struct {
+	*env
+	front     *balancer
+	sandboxes []openapi.Sandbox
+
+	mu  sync.Mutex
+	now *tally
+	// ending: an Envoy has drained, and is ended and started again.
+	ending bool
+}
+
+// count changes the tally. An error is kept as a sample.
+func (r *rollouts) count(what string, err error, change func(*tally)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(r.now)
+	if err != nil && len(r.now.samples) < 5 {
+		r.now.samples = append(r.now.samples, fmt.Sprintf("%s: %v", what, err))
+	}
+}
+
+// sendOnce sends a request whose body net/http cannot send a second time, so that it repeats nothing.
+func (e *env) sendOnce(ctx context.Context, client *http.Client, method, host, path, body string) (answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	q, err := http.NewRequestWithContext(ctx, method, "http://gateway"+path, io.NopCloser(strings.NewReader(body)))
+	if err != nil {
+		return answer{}, err
+	}
+	q.Host, q.ContentLength = host, int64(len(body))
+	q.Header.Set("X-API-Key", e.site.key())
+	response, err := client.Do(q)
+	if err != nil {
+		return answer{}, err
+	}
+	defer response.Body.Close()
+	raw, err := io.ReadAll(response.Body)
+	return answer{response.StatusCode, response.Header, string(raw)}, err
+}
+
+// use sends one request to a sandbox.
+func (r *rollouts) use(ctx context.Context, client *http.Client, method string, s openapi.Sandbox) {
+	body := ""
+	if method == http.MethodPost {
+		body = "x"
+	}
+	a, err := r.sendOnce(ctx, client, method, r.host(8080, s.SandboxID), "/", body)
+	var i identity
+	switch {
+	case ctx.Err() != nil:
+		return // the test is over
+	case err != nil:
+	case a.code != http.StatusOK:
+		err = fmt.Errorf("%d %.300s", a.code, a.body)
+	default:
+		if err = json.Unmarshal([]byte(a.body), &i); err == nil && i.Pod != s.PodName {
+			err = fmt.Errorf("pod %s answered for pod %s", i.Pod, s.PodName)
+		}
+	}
+	r.count(fmt.Sprintf("%s over HTTP/%s", method, protocol(client)), err, func(n *tally) {
+		n.requests++
+		if err != nil {
+			n.failed++
+		}
+	})
+}
+
+func protocol(client *http.Client) string {
+	if t := client.Transport.(*http.Transport); t.Protocols != nil {
+		return "2"
+	} else if t.DisableKeepAlives {
+		return "1.1, a new connection"
+	}
+	return "1.1, a connection that is kept"
+}
+
+// claim takes a sandbox, uses it and gives it back. A call is sent once.
+func (r *rollouts) claimOne(ctx context.Context, client *http.Client) {
+	call := func(method, path, body string, want int) (answer, bool) {
+		a, err := r.sendOnce(ctx, client, method, "api."+r.site.domain(), path, body)
+		if ctx.Err() != nil {
+			return a, false
+		}
+		if err == nil && a.code != want {
+			err = fmt.Errorf("%d %.300s", a.code, a.body)
+		}
+		r.count(method+" "+path, err, func(n *tally) {
+			n.claims++
+			if err != nil {
+				n.claimsFailed++
+			}
+		})
+		return a, err == nil
+	}
+	a, ok := call(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":60,"waitTimeout":50}`, r.pool), http.StatusCreated)
+	var s openapi.Sandbox
+	if !ok || json.Unmarshal([]byte(a.body), &s) != nil {
+		return
+	}
+	r.use(ctx, client, http.MethodPost, s)
+	call(http.MethodDelete, "/sandboxes/"+s.SandboxID, "", http.StatusNoContent)
+}
+
+// talk keeps one WebSocket open until ctx ends.
+func (r *rollouts) talk(ctx context.Context, client *http.Client, s openapi.Sandbox) {
+	socket, _, err := websocket.Dial(ctx, "ws://"+r.host(8080, s.SandboxID)+"/ws", &websocket.DialOptions{HTTPClient: client})
+	if ctx.Err() != nil {
+		return
+	}
+	r.count("WebSocket", err, func(n *tally) {
+		n.sockets++
+		if err != nil {
+			n.failed++
+		}
+	})
+	for err == nil {
+		if err = socket.Write(ctx, websocket.MessageText, []byte("ahoy")); err == nil {
+			_, _, err = socket.Read(ctx)
+		}
+		wait.Sleep(ctx, 100*time.Millisecond)
+	}
+	if socket != nil {
+		socket.CloseNow()
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	r.mu.Lock()
+	ended := r.ending && errors.Is(err, io.EOF)
+	r.mu.Unlock()
+	if ended {
+		err = nil
+	}
+	r.count("open WebSocket", err, func(n *tally) {
+		if ended {
+			n.socketsEnded++
+		} else {
+			n.socketsLost++
+		}
+	})
+}
+
+// start lets all clients work until the function that it returns is called.
+func (r *rollouts) start() (stop func()) {
+	ctx, cancel := context.WithCancel(r.t.Context())
+	var all sync.WaitGroup
+	client := func(change func(*http.Transport)) *http.Client {
+		transport := &http.Transport{
+			MaxIdleConnsPerHost: 1,
+			DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return r.front.dial(ctx) },
+		}
+		change(transport)
+		r.t.Cleanup(transport.CloseIdleConnections)
+		return &http.Client{Transport: transport}
+	}
+	limit := rate.NewLimiter(rate.Limit(*rolloutRate/2), 1)
+	limitNew := rate.NewLimiter(rate.Limit(*rolloutRate/2), 1)
+	for i := range keepers + multiplexers + newcomers {
+		limit, method := limit, http.MethodPost
+		c := client(func(t *http.Transport) {
+			switch {
+			case i < keepers:
+			case i < keepers+multiplexers:
+				t.Protocols = new(http.Protocols)
+				t.Protocols.SetUnencryptedHTTP2(true)
+			default:
+				t.DisableKeepAlives, method = true, http.MethodGet
+			}
+		})
+		if method == http.MethodGet {
+			limit = limitNew
+		}
+		all.Go(func() {
+			for n := i; limit.Wait(ctx) == nil; n++ {
+				r.use(ctx, c, method, r.sandboxes[n%len(r.sandboxes)])
+			}
+		})
+	}
+	for i := range talkers {
+		c := client(func(*http.Transport) {})
+		all.Go(func() {
+			for ctx.Err() == nil {
+				r.talk(ctx, c, r.sandboxes[i%len(r.sandboxes)])
+			}
+		})
+	}
+	c := client(func(*http.Transport) {})
+	all.Go(func() {
+		for ok := true; ok; ok = wait.Sleep(ctx, 400*time.Millisecond) {
+			r.claimOne(ctx, c)
+		}
+	})
+	return func() { cancel(); all.Wait() }
+}
+
+func (r *rollouts) setEnding(ending bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ending = ending
+}
+
+// restartEnvoy ends and starts an Envoy as planned, and calls do in between.
+func (r *rollouts) restartEnvoy(g *stack.Gateway, between func()) {
+	require.NoError(r.t, envoy.Drain(r.t.Context(), g.EnvoyAdmin))
+	wait.Sleep(r.t.Context(), drainTime)
+	r.setEnding(true)
+	defer r.setEnding(false)
+	require.NoError(r.t, g.Envoy.Stop(r.t.Context(), endTime))
+	between()
+	require.NoError(r.t, g.Envoy.Start(r.t.Context()))
+}
+
+func (r *rollouts) restart(p *proc.Server) {
+	require.NoError(r.t, p.Stop(r.t.Context(), endTime))
+	require.NoError(r.t, p.Start(r.t.Context()))
+}
+
+// succeed has the other router of a gateway take over the socket, and ends the first one.
+func (r *rollouts) succeed(g *stack.Gateway) {
+	serving, next := g.Router, g.Successor
+	if next.Running() {
+		serving, next = next, serving
+	}
+	require.NoError(r.t, next.Start(r.t.Context()))
+	require.NoError(r.t, serving.Stop(r.t.Context(), endTime))
+}
+
+// Behind a balancer that obeys the readiness of gateways, no planned restart of a part of a gateway costs a request, a
+// claim or a release. An open WebSocket lasts until its Envoy has drained.
+//
+// It takes more than 20 s because each Envoy drains for some seconds.
+// Invariant: P23
+func TestPlannedRestartsFailNoRequest(t *testing.T) {
+	r := &rollouts{
+		env: startLongAlone(t, 4, stack.Options{Allocators: releaseReplicas, Gateways: releaseReplicas}),
+		now: &tally{event: "start"},
+	}
+	r.front = startBalancer(t, r.stack.Gateways)
+	for range 4 {
+		r.sandboxes = append(r.sandboxes, r.claim())
+	}
+	r.waitWarm(4)
+	require.True(t, r.front.allReady(t.Context()))
+	stop := r.start()
+	defer stop()
+	const nothing, killed = "nothing", "router, killed"
+	gateway := func(i int) *stack.Gateway { return r.stack.Gateways[i%len(r.stack.Gateways)] }
+	var all []*tally
+	for _, event := range []struct {
+		name string
+		do   func(i int)
+	}{
+		{nothing, func(int) { wait.Sleep(t.Context(), drainTime) }},
+		{"gateway: Envoy and its router", func(i int) {
+			r.restartEnvoy(gateway(i), func() { r.restart(gateway(i).Router) })
+		}},
+		{"Envoy alone", func(i int) { r.restartEnvoy(gateway(i), func() {}) }},
+		{"router, with a successor", func(i int) { r.succeed(gateway(i / 2)) }},
+		{"router, in place", func(i int) { r.restart(gateway(i).Router) }},
+		{killed, func(i int) {
+			require.NoError(t, gateway(i).Router.Kill())
+			require.NoError(t, gateway(i).Router.Start(t.Context()))
+		}},
+	} {
+		n := &tally{event: event.name, times: *rolloutTimes}
+		switch event.name {
+		case nothing:
+			n.times = 1
+		case killed:
+			n.times = (n.times + 1) / 2
+		}
+		all = append(all, n)
+		r.mu.Lock()
+		r.now = n
+		r.mu.Unlock()
+		for i := range n.times {
+			event.do(i)
+			require.True(t, r.front.allReady(t.Context()))
+			wait.Sleep(t.Context(), drainTime/3)
+		}
+		for _, g := range r.stack.Gateways { // the number of times may be odd
+			if g.Successor.Running() {
+				r.succeed(g)
+			}
+		}
+	}
+	stop()
+	table := "\n| restarted | times | requests | failed | claims and releases | failed | WebSockets opened | open to the end of the drain | cut |\n|---|---|---|---|---|---|---|---|---|\n"
+	for _, n := range all {
+		table += fmt.Sprintf("| %s | %d | %d | %d | %d | %d | %d | %d | %d |\n", n.event, n.times, n.requests, n.failed,
+			n.claims, n.claimsFailed, n.sockets, n.socketsEnded, n.socketsLost)
+		if n.failed+n.claimsFailed+n.socketsLost > 0 {
+			t.Errorf("%s: %s", n.event, strings.Join(n.samples, "\n"))
+		}
+		if n.requests == 0 || n.claims == 0 {
+			t.Errorf("%s: nothing is proven: %d requests, %d claims", n.event, n.requests, n.claims)
+		}
+	}
+	t.Log(table)
+}
