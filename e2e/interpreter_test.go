@@ -39,6 +39,9 @@ func TestLatestSDKsAndFrameworksWork(t *testing.T) {
 	plain := e.newPool(e.pool+"-sdk", 6)
 	plain.Spec.Template.Spec.Containers[0].Args = []string{fmt.Sprintf("--ports=%d,%d", stack.DemoPorts()[0], agentPort)}
 	e.createPool(plain)
+	tools := e.otherPool("tools", 3, func(s *v1alpha1.SandboxPoolSpec) {
+		s.Agent = &v1alpha1.PoolAgent{Enabled: true, NewFiles: v1alpha1.NewFilesAnywhere}
+	})
 	for _, c := range []struct {
 		pool    string
 		project func() (devcluster.Packages, error)
@@ -46,9 +49,9 @@ func TestLatestSDKsAndFrameworksWork(t *testing.T) {
 	}{
 		{plain.Name, latestPythonClients, []string{"python3", "agent.py"}},
 		{plain.Name, latestNodeClients, []string{"node", "agent.cjs"}},
-		{e.pool + "-code", latestPythonClients, []string{"python3", "tools.py", "sync"}},
-		{e.pool + "-code", latestPythonClients, []string{"python3", "tools.py", "async"}},
-		{e.pool + "-code", latestNodeClients, []string{"node", "tools.cjs"}},
+		{tools, latestPythonClients, []string{"python3", "tools.py", "sync"}},
+		{tools, latestPythonClients, []string{"python3", "tools.py", "async"}},
+		{tools, latestNodeClients, []string{"node", "tools.cjs"}},
 		{e.pool + "-code", latestPythonClients, []string{"python3", "code.py"}},
 		{e.pool + "-code", latestNodeClients, []string{"node", "code.cjs"}},
 		{e.pool + "-code", latestPythonClients, []string{"python3", "frameworks.py"}},
@@ -77,6 +80,8 @@ func runClient(
 	packages, err := project()
 	require.NoError(t, err)
 	t.Run(program[1], func(t *testing.T) {
-		stockSDK{program: program}.run(t, installed(t, packages), "", append(environment, "DIR="+t.TempDir()))
+		dir := t.TempDir()
+		require.NoError(t, os.Chmod(filepath.Dir(dir), 0o755)) // other users enter it
+		stockSDK{program: program}.run(t, installed(t, packages), "", append(environment, "DIR="+dir))
 	})
 }
