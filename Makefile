@@ -65,17 +65,6 @@ AGENT_FUZZ := ./FuzzRequestsWithoutToken accounts/FuzzAddDefault accounts/FuzzLo
 	files/FuzzCalls files/FuzzCheckSignature files/FuzzDownload files/FuzzResolve files/FuzzUpload \
 	initbox/FuzzOpen initbox/FuzzOpenContents process/FuzzCalls process/FuzzStart
 
-# A number of inputs and no time, so that a busy machine tries as many. Go would take up to a minute to make one short.
-## fuzz: fuzz what reads Envoy's frames and messages, and the hosts and paths in them, for a minute or two; make test-long does so for longer
-.PHONY: fuzz
-fuzz:
-	go test ./extproc/wire -run '^$$' -fuzz FuzzRequest -fuzztime 100000x
-	go test ./extproc/wire -run '^$$' -fuzz FuzzAdmission -fuzztime 50000x
-	go test ./extproc -run '^$$' -fuzz FuzzHost -fuzztime 50000x
-	go test ./extproc -run '^$$' -fuzz FuzzPath -fuzztime 50000x
-	go test ./extproc/h2 -run '^$$' -fuzz FuzzConnection -fuzztime 10000x -fuzzminimizetime 100x
-	go test ./extproc/h2 -run '^$$' -fuzz FuzzBothServers -fuzztime 10000x -fuzzminimizetime 100x
-
 ## h2spec: let h2spec, the one of tools/h2spec.mod, judge extproc/h2; not part of CI
 .PHONY: h2spec
 h2spec:
