@@ -184,7 +184,11 @@ func TestUnsupportedFieldsAreRefusedByName(t *testing.T) {
 		`"allow_internet_access":false`:                   "allow_internet_access: Use a NetworkPolicy",
 		`"network":{"allowPublicTraffic":false}`:          "access: token needs a key",
 		`"access":"team"`:                                 "access: team needs a key",
+		`"network":{"allowOut":["10.0.0.0/8"]}`:           "network.allowOut: Use a NetworkPolicy",
 		`"network":{"denyOut":["10.0.0.0/8"]}`:            "network.denyOut: Use a NetworkPolicy",
+		`"network":{"dnsServers":["10.0.0.1"]}`:           "network.dnsServers: Set dnsConfig",
+		`"network":{"egressProxy":{"address":"a:1"}}`:     "network.egressProxy: Set the proxy",
+		`"network":{"rules":{"a":[]}}`:                    "network.rules: Berth does not change requests",
 		`"volumeMounts":[{"name":"a","path":"/a"}]`:       "volumeMounts: Put volumes",
 		`"iam":{"x":1}`:                                   "iam: ",
 	} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/eventlog"
+	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
@@ -119,4 +121,18 @@ func TestWrongQueriesForEventsNameTheParameter(t *testing.T) {
 		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &e))
 		require.Contains(t, e.Message, want)
 	}
+}
+
+func TestWrongCallsAboutWebhooksNameTheField(t *testing.T) {
+	h := handler(t, &fake{})
+	for change, want := range map[string]string{
+		`"name":""`: "name", `"url":null`: "url", `"events":["sandbox.lifecycle.born"]`: "events", `"events":[]`: "events", `"color":"red"`: "color: unknown field",
+		`"signatureSecret":"seven77"`: "signatureSecret", `"signatureSecret":"` + strings.Repeat("x", 257) + `"`: "signatureSecret",
+	} {
+		e := refusal(t, call(h, "PATCH", "/events/webhooks/w1", "{"+change+"}"), 400, apierror.BadRequest)
+		require.Contains(t, e.Message, want, change)
+	}
+	require.Contains(t, refusal(t, call(h, "POST", "/events/webhooks", `{"name":"a","url":"https://a.example"}`), 400, apierror.BadRequest).Message, "events: required")
+	refusal(t, call(h, "GET", "/events/webhooks/w1/deliveries?cursor=1", ""), 400, apierror.BadRequest)
+	refusal(t, call(h, "GET", "/events/webhooks/w1/stats", ""), 404, apierror.NotFound)
 }

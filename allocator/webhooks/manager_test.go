@@ -317,7 +317,7 @@ func TestSlowTargetDelaysNoOtherWebhook(t *testing.T) {
 		for i := range teamHooks - 1 {
 			g.hook(fmt.Sprintf("https://slow.example.com/%d", i))
 		}
-		g.hook(target)
+		id := g.hook(target)
 		g.answers(func(r *http.Request, _ string) int {
 			if r.URL.Host == "slow.example.com" {
 				<-r.Context().Done()
@@ -328,6 +328,9 @@ func TestSlowTargetDelaysNoOtherWebhook(t *testing.T) {
 		g.lives(200)
 		time.Sleep(3 * time.Second)
 		g.ordered(target, 200)
+		all, err := g.m.Deliveries(blue, id, 1000)
+		require.NoError(t, err)
+		require.Len(t, all, 100, "the last ones")
 		g.stop()
 	})
 }
