@@ -33,7 +33,7 @@ var (
 // registries. It runs before the first test, so that no deadline of a test and no timeout of a sandbox
 // includes an installation.
 func installPackages(ctx context.Context) error {
-	all := []devcluster.Packages{schemathesis, pythonMCP}
+	all := []devcluster.Packages{schemathesis, pythonMCP, e2bCLI}
 	for _, c := range slices.Concat(newSDKs, oldSDKs, toolSDKs) {
 		all = append(all, c.packages("e2b", c.version))
 	}

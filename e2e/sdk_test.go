@@ -20,6 +20,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
@@ -35,6 +36,8 @@ func TestStockSDKsWorkOverPlainHTTP(t *testing.T) {
 	limited, _ := e.storeKey(access.Caller{Key: e.pool + "-limited", Team: limitedTeam, Role: access.Member})
 	e.as(limited, http.MethodGet, "/sandboxes", "") // it is known
 	e.eachSDK(newSDKs, "limited", append(environment, "E2B_API_KEY="+limited))
+	plain := e.otherPool("plain", 1, func(*v1alpha1.SandboxPoolSpec) {})
+	e.eachSDK(newSDKs, "differences", append(environment, "POOL="+plain))
 }
 
 // The domain is all that the SDKs know: host names lead to the API and to sandboxes. The API of each replica

@@ -61,6 +61,39 @@ func (e *env) eachTool(environment []string, f func(t *testing.T, c stockSDK, di
 	})
 }
 
+// e2bCLI is E2B's command line.
+var e2bCLI = devcluster.NPM("@e2b/cli", "2.19.0")
+
+func TestCommandLineOfE2BUsesSandboxes(t *testing.T) {
+	onThisMachine(t, "the agent of a real cluster is in an image")
+	e := start(t, 0)
+	pool := e.otherPool("line", 1, agentPool)
+	program := filepath.Join(installed(t, e2bCLI), "node_modules", ".bin", "e2b")
+	environment := append(e.overHTTP(), "HOME="+t.TempDir())
+	run := func(code int, args ...string) string {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		command := exec.CommandContext(ctx, program, args...)
+		command.Env = environment
+		out, err := command.CombinedOutput()
+		require.Equal(t, code, command.ProcessState.ExitCode(), "%v: %v\n%s", args, err, out)
+		return string(out)
+	}
+	require.Contains(t, run(0, "template", "list"), pool)
+	id := strings.TrimSpace(run(0, "sandbox", "create", pool, "--detach"))
+	require.Regexp(t, "^[a-z0-9]{20}$", id)
+	require.Contains(t, run(0, "sandbox", "list"), id)
+	require.Contains(t, run(0, "sandbox", "info", id), pool)
+	require.Contains(t, run(3, "sandbox", "exec", id, "--", "echo out; exit 3"), "out\n")
+	require.Contains(t, run(0, "sandbox", "metrics", id), "CPU")
+	require.Contains(t, run(1, "sandbox", "logs", id), "read the log where the pod runs")
+	require.Contains(t, run(1, "sandbox", "pause", id), "does not pause")
+	require.Contains(t, run(1, "sandbox", "snapshot", "create", id), "makes no snapshots")
+	run(0, "sandbox", "kill", id)
+	require.NotContains(t, run(0, "sandbox", "list"), id)
+}
+
 var loopsFlag = flag.Duration("e2e.loops", 0, "for how long the SDKs use the agent again and again; 0: not at all")
 
 // What the SDKs have done leaves neither memory nor descriptors in the agent.

@@ -1,5 +1,5 @@
 // Uses a Berth through E2B's JavaScript SDK as an agent does, and checks what it gets.
-// node agent.cjs <directory with the SDK> [limited|busy]; the pool is in POOL, the rest in the SDK's variables.
+// node agent.cjs <directory with the SDK> [limited|busy|differences]; the pool is in POOL, the rest in the SDK's variables.
 'use strict'
 const assert = require('node:assert/strict')
 const http = require('node:http')
@@ -30,11 +30,11 @@ function get(host, headers) {
   })
 }
 
-async function fails(name, call) {
+async function fails(name, call, words = '') {
   const error = await call.then(() => undefined, (e) => e)
-  assert.ok(error, `no ${name}`)
+  assert.ok(error, `no ${name} ${words}`)
   assert.equal(error.name, name, error.message)
-  return error
+  assert.ok(error.message.includes(words), `${error.message}, not ${words}`)
 }
 
 // privately uses a private sandbox, whose program sees another host.
@@ -58,8 +58,7 @@ async function privately() {
 // limited uses the key of a team that may have one sandbox.
 async function limited() {
   const sandbox = await Sandbox.create(pool, { timeoutMs: 60_000 })
-  const error = await fails('RateLimitError', Sandbox.create(pool))
-  assert.match(error.message, /maxSandboxes/)
+  await fails('RateLimitError', Sandbox.create(pool), 'maxSandboxes')
   await sandbox.kill()
 }
 
@@ -67,6 +66,65 @@ async function limited() {
 async function busy() {
   await fails('ServiceBusyError', Sandbox.create(pool))
   await fails('ServiceBusyError', Sandbox.getInfo('zzzzzzzzzzzzzzzzzzzz'))
+}
+
+// differences asks for what Berth does otherwise than E2B. The pods of the pool have no agent, and nothing listens on
+// its port.
+async function differences() {
+  const { Secret, Template, Volume } = sdk
+  const rules = { 'example.com': [{ transform: { headers: { a: 'b' } } }] }
+  for (const [words, opts] of Object.entries({
+    'mcp: the pods of this pool have no agent': { mcp: { arxiv: {} } },
+    'autoPause: Berth does not pause': { lifecycle: { onTimeout: 'pause', autoResume: true } },
+    'allow_internet_access: Use a NetworkPolicy': { allowInternetAccess: false },
+    'network.allowOut: Use a NetworkPolicy': { network: { allowOut: ['10.0.0.1'] } },
+    'network.denyOut: Use a NetworkPolicy': { network: { denyOut: ['10.0.0.1'] } },
+    'network.rules: ': { network: { rules } },
+    'network.egressProxy: ': { network: { egressProxy: { address: 'example.com:1080' } } },
+    'iam: ': { iam: { tokens: { a: { audience: 'a', tokenType: 'JWT-SVID' } } } },
+    'volumeMounts: ': { volumeMounts: { '/a': 'a' } },
+  })) await fails('SandboxError', Sandbox.create(pool, opts), words)
+  await fails('SandboxError', Sandbox.create(), '"base"')
+  await fails('SandboxError', Sandbox.create({ mcp: { arxiv: {} } }), '"mcp-gateway"')
+
+  const sandbox = await Sandbox.create(pool, {
+    timeoutMs: 60_000, secure: false, allowInternetAccess: true, lifecycle: { onTimeout: 'kill' },
+    network: { allowPublicTraffic: true },
+  })
+  const id = sandbox.sandboxId
+  const info = await sandbox.getInfo()
+  assert.deepEqual([info.name, info.state, info.cpuCount, info.memoryMB], [pool, 'running', 0, 0])
+  assert.deepEqual([info.lifecycle, info.allowInternetAccess, info.volumeMounts], [undefined, undefined, []])
+  const listed = Sandbox.list({ query: { template: pool, startedAfter: new Date(info.startedAt - 1) }, order: 'asc' })
+  assert.deepEqual((await listed.nextItems()).map((s) => s.sandboxId), [id])
+  assert.equal((await Sandbox.connect(id, { onResume: 'reboot' })).sandboxId, id)
+  assert.equal(await sandbox.isRunning(), false)
+  for (const [name, words, call] of [
+    ['SandboxNotFoundError', '', () => sandbox.commands.run('true')],
+    ['TemplateError', 'update the template', () => sandbox.getMetrics()],
+    ['SandboxError', 'metrics-server', () => Sandbox.getMetrics(id)],
+    ['SandboxError', 'does not pause', () => sandbox.pause()],
+    ['SandboxError', 'does not pause', () => Sandbox.betaPause(id)],
+    ['SandboxError', 'does not fork', () => sandbox.fork()],
+    ['SandboxError', 'makes no snapshots', () => sandbox.createSnapshot()],
+    ['SandboxError', 'makes no snapshots', () => Sandbox.listSnapshots().nextItems()],
+    ['SandboxError', 'kubectl', () => Sandbox.deleteSnapshot('a')],
+    ['SandboxError', 'NetworkPolicy', () => sandbox.updateNetwork({ denyOut: ['10.0.0.1'] })],
+    ['BuildError', 'builds no images', () => Template.build(Template().fromImage('alpine'), 'a')],
+    ['BuildError', '404', () => Template.getBuildStatus({ templateId: 'a', buildId: 'a' })],
+    ['TemplateError', 'kubectl', () => Template.assignTags('a', ['b'])],
+    ['TemplateError', 'kubectl', () => Template.removeTags('a', ['b'])],
+    ['TemplateError', '404', () => Template.getTags('a')],
+    ['VolumeError', 'no volumes', () => Volume.create('a')],
+    ['VolumeError', 'no volumes', () => Volume.list()],
+    ['VolumeNotFoundError', '', () => Volume.connect('a')],
+    ['SecretError', 'no secrets', () => Secret.create('a', 'b')],
+    ['SecretError', 'no secrets', () => Secret.list().nextItems()],
+    ['SecretNotFoundError', '', () => Secret.update('a', 'b')],
+  ]) await fails(name, call(), words)
+  assert.deepEqual([await Template.exists(pool), await Template.exists('no-such-pool')], [true, false])
+  assert.deepEqual([await Volume.destroy('a'), await Secret.exists('a'), await Secret.destroy('a')], [false, false, false])
+  await sandbox.kill()
 }
 
 async function main() {
@@ -119,11 +177,10 @@ async function main() {
   await fails(notFound, sandbox.setTimeout(1000))
   await fails('AuthenticationError', Sandbox.create(pool, { apiKey: 'e2b_00000000000000000000' }))
   await fails('SandboxError', Sandbox.create('no-such-pool'))
-  const refused = await fails('SandboxError', Sandbox.create(pool, { envs: { A: 'b' } }))
-  assert.match(refused.message, /envVars: the pods of this pool have no agent/)
+  await fails('SandboxError', Sandbox.create(pool, { envs: { A: 'b' } }), 'envVars: the pods of this pool have no agent')
 }
 
-const modes = { limited, busy }
+const modes = { limited, busy, differences }
 const mode = modes[process.argv[3]] || main
 const { version } = require(process.argv[2] + '/node_modules/e2b/package.json')
 mode().then(() => console.log(`e2b ${version}: ok`), (error) => {

@@ -1,10 +1,11 @@
 """Uses a Berth through E2B's Python SDK as an agent does, and checks what it gets.
 
-python3 agent.py <directory with the SDK> [limited|busy]; the pool is in POOL, the rest in the SDK's variables.
+python3 agent.py <directory with the SDK> [limited|busy|differences]; the pool is in POOL, the rest in the SDK's variables.
 """
 import http.client
 import json
 import os
+import secrets
 import ssl
 import sys
 from importlib.metadata import version
@@ -33,12 +34,13 @@ def get(host, headers=()):
     return answer.status, answer.read()
 
 
-def fails(name, call, *args, **kwargs):
+def fails(name, call, *args, words="", **kwargs):
     try:
         call(*args, **kwargs)
     except Exception as error:
         assert type(error).__name__ == name, f"{type(error).__name__}, not {name}: {error}"
-        return str(error)
+        assert words in str(error), f"{error}, not {words}"
+        return
     raise AssertionError(f"no {name}")
 
 
@@ -60,13 +62,73 @@ def private():
 def limited():
     """Uses the key of a team that may have one sandbox."""
     with Sandbox.create(POOL, timeout=60):
-        assert "maxSandboxes" in fails("RateLimitException", Sandbox.create, POOL)
+        fails("RateLimitException", Sandbox.create, POOL, words="maxSandboxes")
 
 
 def busy():
     """Uses a Berth without an allocator."""
     fails("ServiceBusyException", Sandbox.create, POOL)
     fails("ServiceBusyException", Sandbox.get_info, "zzzzzzzzzzzzzzzzzzzz")
+
+
+def differences():
+    """What Berth does otherwise than E2B. The pods of the pool have no agent, and nothing listens on its port."""
+    from e2b import Secret, Template, Volume
+
+    rules = {"example.com": [{"transform": {"headers": {"a": "b"}}}]}
+    for words, options in {
+        "mcp: the pods of this pool have no agent": {"mcp": {"arxiv": {"storagePath": "/a"}}},
+        "autoPause: Berth does not pause": {"lifecycle": {"on_timeout": "pause", "auto_resume": True}},
+        "allow_internet_access: Use a NetworkPolicy": {"allow_internet_access": False},
+        "network.allowOut: Use a NetworkPolicy": {"network": {"allow_out": ["10.0.0.1"]}},
+        "network.denyOut: Use a NetworkPolicy": {"network": {"deny_out": ["10.0.0.1"]}},
+        "network.rules: ": {"network": {"rules": rules}},
+        "network.egressProxy: ": {"network": {"egress_proxy": {"address": "example.com:1080"}}},
+        "iam: ": {"iam": {"tokens": {"a": {"audience": "a", "token_type": "JWT-SVID"}}}},
+        "volumeMounts: ": {"volume_mounts": {"/a": "a"}},
+    }.items():
+        fails("SandboxException", Sandbox.create, POOL, words=words, **options)
+    fails("SandboxException", Sandbox.create, words='"base"')
+    fails("SandboxException", Sandbox.create, mcp={"arxiv": {"storagePath": "/a"}}, words='"mcp-gateway"')
+
+    sandbox, same = (Sandbox.create(
+        POOL, timeout=60, secure=False, allow_internet_access=True, lifecycle={"on_timeout": "kill"},
+        network={"allow_public_traffic": True}, idempotency_key=key,
+    ) for key in [secrets.token_hex()] * 2)
+    id = sandbox.sandbox_id
+    assert same.sandbox_id == id, "the key of the claim was repeated"
+    info = sandbox.get_info()
+    assert (info.name, info.state, info.cpu_count, info.memory_mb) == (POOL, SandboxState.RUNNING, 0, 0), info
+    assert (info.lifecycle, info.allow_internet_access, info.volume_mounts) == (None, None, []), info
+    listed = Sandbox.list(query=SandboxQuery(template=POOL), order="asc")
+    assert [s.sandbox_id for s in listed.next_items()] == [id]
+    assert Sandbox.connect(id, on_resume="reboot").sandbox_id == id
+    assert sandbox.is_running() is False
+    for name, words, call, *args in [
+        ("SandboxUnreachableException", "port is not open", sandbox.commands.run, "true"),
+        ("TemplateException", "update the template", sandbox.get_metrics),
+        ("SandboxException", "metrics-server", Sandbox.get_metrics, id),
+        ("SandboxException", "does not pause", sandbox.pause),
+        ("SandboxException", "does not pause", Sandbox.beta_pause, id),
+        ("SandboxException", "does not fork", sandbox.fork),
+        ("SandboxException", "makes no snapshots", sandbox.create_snapshot),
+        ("SandboxException", "makes no snapshots", Sandbox.list_snapshots().next_items),
+        ("SandboxException", "kubectl", Sandbox.delete_snapshot, "a"),
+        ("SandboxException", "NetworkPolicy", sandbox.update_network, {"deny_out": ["10.0.0.1"]}),
+        ("BuildException", "builds no images", Template.build, Template().from_image("alpine"), "a"),
+        ("TemplateException", "kubectl", Template.assign_tags, "a", ["b"]),
+        ("TemplateException", "404", Template.get_tags, "a"),
+        ("VolumeException", "no volumes", Volume.create, "a"),
+        ("VolumeException", "no volumes", Volume.list),
+        ("VolumeNotFoundException", "", Volume.connect, "a"),
+        ("SecretException", "no secrets", Secret.create, "a", "b"),
+        ("SecretException", "no secrets", Secret.list().next_items),
+        ("SecretNotFoundException", "", Secret.update, "a", "b"),
+    ]:
+        fails(name, call, *args, words=words)
+    assert Template.exists(POOL) and not Template.exists("no-such-pool")
+    assert not (Volume.destroy("a") or Secret.exists("a") or Secret.destroy("a"))
+    sandbox.kill()
 
 
 def main():
@@ -118,9 +180,8 @@ def main():
     fails(not_found, sandbox.set_timeout, 1)
     fails("AuthenticationException", Sandbox.create, POOL, api_key="e2b_00000000000000000000")
     fails("SandboxException", Sandbox.create, "no-such-pool")
-    refused = fails("SandboxException", Sandbox.create, POOL, envs={"A": "b"})
-    assert "envVars: the pods of this pool have no agent" in refused, refused
+    fails("SandboxException", Sandbox.create, POOL, envs={"A": "b"}, words="envVars: the pods of this pool have no agent")
 
 
-{"limited": limited, "busy": busy}.get(sys.argv[2] if len(sys.argv) > 2 else "", main)()
+{"limited": limited, "busy": busy, "differences": differences}.get(sys.argv[2] if len(sys.argv) > 2 else "", main)()
 print(f"e2b {version('e2b')}: ok")

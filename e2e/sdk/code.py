@@ -58,6 +58,8 @@ def rich(s):
     run = s.run_code("import pandas\npandas.DataFrame({'a': [1, 2], 'b': ['x', None]}, index=[7, 7])")
     assert run.results[0].data == {"a": [1, 2], "b": ["x", None]}, run.results[0].data
     assert "<table" in run.results[0].html, run
+    run = s.run_code("pandas.DataFrame({'a': range(100_001)})")
+    assert run.results[0].data is None and "<table" in run.results[0].html, run
 
 
 def charts(s):
@@ -171,7 +173,12 @@ def asynchronous(_):
         s = await AsyncSandbox.create(POOL, timeout=300)
         first, second = await asyncio.gather(s.run_code("a = 1"), s.run_code("import time; time.sleep(0.1); 2"))
         assert second.text == "2" and (await s.run_code("a")).text == "1", (first, second)
+        # Of more than 64 runs only those beyond it have an answer.
+        runs = [asyncio.create_task(s.run_code("time.sleep(600)")) for _ in range(65)]
+        (refused,), _ = await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
+        assert "64 runs" in str(refused.exception()), refused
         await s.kill()
+        await asyncio.gather(*runs, return_exceptions=True)
 
     asyncio.run(run())
 

@@ -22,9 +22,10 @@ async function mastra() {
   const again = new E2BSandbox({ id: POOL + '-mastra', template: POOL, timeout: 300_000 })
   await again._start()
   assert.equal(again.e2b.sandboxId, sandbox.e2b.sandboxId)
+  await assert.rejects(again._stop(), /does not pause/)
   await again._destroy()
   assert.equal(await sandbox.e2b.isRunning(), false)
-  return ['@mastra/e2b', 5]
+  return ['@mastra/e2b', 6]
 }
 
 async function computesdk() {
