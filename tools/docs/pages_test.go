@@ -126,6 +126,28 @@ func TestTestsAndTargetsThatPagesNameExist(t *testing.T) {
 	}
 }
 
+// The last cell of each row of a table about E2B names a test: the page says nothing that none shows.
+func TestRowsAboutE2BNameTheirTests(t *testing.T) {
+	root, err := Root()
+	require.NoError(t, err)
+	test, rows := regexp.MustCompile("`Test\\w+`"), 0
+	lines := strings.Split(readPages(t, root)["docs/e2b.md"], "\n")
+	for i, line := range lines {
+		if !strings.HasPrefix(line, "|") || strings.HasPrefix(line, "|---") {
+			continue
+		}
+		cells := strings.Split(strings.Trim(line, "|"), "|")
+		last := cells[len(cells)-1]
+		if strings.HasPrefix(lines[i+1], "|---") {
+			assert.Equal(t, " test ", last, "the head of a table, line %d", i+1)
+			continue
+		}
+		rows++
+		assert.Regexp(t, test, last, "line %d", i+1)
+	}
+	require.Greater(t, rows, 60)
+}
+
 func TestPathsAndLinksOfPagesExist(t *testing.T) {
 	root, err := Root()
 	require.NoError(t, err)
