@@ -8,6 +8,9 @@ SHELL := /bin/bash
 # The race detector needs cgo.
 RACE := $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
 TEST_FLAGS ?= -timeout 40m
+# The latest commit of the previous minor version. Its programs and those of this one must work together.
+PREVIOUS := 84205fc
+
 # These judge a whole Berth. All but e2e judge it while its parts are killed: two of those at one
 # time would keep one another from making progress. e2e runs tests in parallel by itself.
 SUITES := ./e2e ./e2e/chaos ./e2e/reaping ./e2e/soak
@@ -88,7 +91,7 @@ test-long: ground
 	go test $(RACE) -timeout 60m -count=3 ./e2e -e2e.long
 	go test -timeout 60m -count=1 -v ./e2e -run TestLatestSDKsAndFrameworksWork -e2e.latest
 	go test -timeout 30m -count=1 -v ./e2e -run TestAgentDoesNotGrowUnderTheSDKs -e2e.loops=10m
-	go test $(RACE) -timeout 60m -count=1 ./e2e/chaos -chaos.long
+	go test $(RACE) -timeout 60m -count=1 ./e2e/chaos -chaos.long -chaos.from=$(PREVIOUS)
 	go test $(RACE) -timeout 60m -count=1 ./e2e/reaping -reaping.duration=5m -reaping.reaps=500
 	go test $(RACE) -timeout 60m -count=1 ./e2e/soak -soak.duration=10m
 	BERTH_E2E_OUTAGE=10m go test $(RACE) -timeout 30m -count=1 ./e2e -run TestKnownSandboxesKeepTrafficThroughAnOutage

@@ -25,6 +25,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/internal/options"
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 // Options configure an Allocator. All are required unless their comment says otherwise.
@@ -106,16 +107,23 @@ type Allocator struct {
 	metrics *metrics
 	watches *watches
 	inspect *inspect.Reader
-	// serving ends at Close.
-	serving     context.Context
-	stopServing context.CancelFunc
-	limits      *teamLimits
-	violations  []time.Time // when terms have ended because of one, as the journal had it
+	// serving ends at Close, answering when its limit ends, or when nobody takes the lease that this replica has given back.
+	serving, answering         context.Context
+	stopServing, stopAnswering context.CancelFunc
+	limits                     *teamLimits
+	violations                 []time.Time // when terms have ended because of one, as the journal had it
 
-	mu     sync.Mutex
-	leader replica // the holder of the lease, empty if unknown
-	term   *term   // set while this replica leads, after recovery
-	over   error   // why this replica can no longer lead
+	mu       sync.Mutex
+	leader   replica // the holder of the lease, empty if unknown
+	term     *term   // set while this replica leads, after recovery
+	resigned bool    // Close was called: no call begins in the term any more
+	over     error   // why this replica can no longer lead
+	// holder is the name of the last holder that was known. left ends, by leave, some time after another replica has the lease.
+	holder string
+	left   context.Context
+	leave  context.CancelFunc
+	// changed is closed and made anew when one of leader, term and resigned changes.
+	changed chan struct{}
 }
 
 // New returns a replica that is not running yet, or an error that names the missing and wrong
@@ -143,8 +151,9 @@ func New(o Options) (*Allocator, error) {
 		}
 		o.agentKey = sealer.PublicKey().String()
 	}
-	a := &Allocator{o: o, inspect: inspect.New(o.Clients.Kubernetes)}
+	a := &Allocator{o: o, inspect: inspect.New(o.Clients.Kubernetes), changed: make(chan struct{})}
 	a.serving, a.stopServing = context.WithCancel(context.Background())
+	a.answering, a.stopAnswering = context.WithCancel(context.Background())
 	a.lock = newTimedLock(o.Clients.Kubernetes.CoordinationV1(), o.Namespace,
 		a.self().identity(o.Name+"-"+rand.String(10)), o.LeaseDuration)
 	a.lock.onClockSkew = func(holder string, ahead time.Duration) {
@@ -178,7 +187,7 @@ func New(o Options) (*Allocator, error) {
 }
 
 // API returns the handler of the HTTP API. While this replica does not lead, it forwards calls to
-// the leader, or answers "not the leader".
+// the leader, and holds them while none is known.
 func (a *Allocator) API() http.Handler { return a.api }
 
 // Control returns the control server, for registration with a gRPC server.
@@ -312,12 +321,57 @@ func (a *Allocator) self() replica {
 	return replica{control: a.o.ControlAddress, api: a.o.APIAddress}
 }
 
+// lateAnswers is how long a leader that has been replaced may still answer a call that was forwarded to it. One that
+// ends in order has answered all of them before it gives the lease back.
+const lateAnswers = time.Second
+
 // setLeader records the holder of the lease.
 func (a *Allocator) setLeader(identity string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.leader = replicaOf(identity)
+	leader := replicaOf(identity)
+	if leader == a.leader && identity == a.holder {
+		return
+	}
+	if a.leader = leader; leader != (replica{}) && identity != a.holder {
+		if a.leave != nil {
+			time.AfterFunc(lateAnswers, a.leave)
+		}
+		a.holder = identity
+		a.left, a.leave = context.WithCancel(context.Background())
+	}
+	a.tellChanged()
 }
+
+// tellChanged wakes the calls that are held. a.mu is locked.
+func (a *Allocator) tellChanged() {
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// Follow reads who holds the lease until ctx ends. It is for a replica whose Run has returned, and that still forwards
+// calls. It may be called once.
+func (a *Allocator) Follow(ctx context.Context) {
+	began := time.Now()
+	for {
+		held, _, err := a.lock.LeaseLock.Get(ctx)
+		switch {
+		case err != nil || held.HolderIdentity == a.lock.Identity():
+		case held.HolderIdentity == "" && time.Since(began) > aloneAfter:
+			a.stopAnswering()
+			return
+		default:
+			a.setLeader(held.HolderIdentity)
+		}
+		if !wait.Sleep(ctx, a.o.RetryPeriod) {
+			return
+		}
+	}
+}
+
+// aloneAfter is when a replica that has given the lease back takes itself for the only one. Another one takes the
+// lease within a second.
+const aloneAfter = 5 * time.Second
 
 // leading returns the addresses of the leader, as far as this replica knows.
 func (a *Allocator) leading() replica {
@@ -328,8 +382,10 @@ func (a *Allocator) leading() replica {
 
 // Ready returns nil when this replica or the leader that it knows answers calls.
 func (a *Allocator) Ready() error {
-	leads, leader := a.Leading()
-	if !leads && leader == "" {
+	switch l := a.Leader(); {
+	case a.serving.Err() != nil:
+		return errResigned
+	case !l.Here && l.Address == "":
 		return errors.New("no leader is known, or this replica leads and has not recovered yet")
 	}
 	return nil
@@ -345,7 +401,14 @@ func (a *Allocator) Leads() error {
 func (a *Allocator) leadingTerm() (*term, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.currentTerm()
+}
+
+// currentTerm is leadingTerm. a.mu is locked.
+func (a *Allocator) currentTerm() (*term, error) {
 	switch {
+	case a.resigned:
+		return nil, errResigned
 	case a.term == nil:
 		return nil, errors.New("this replica does not lead")
 	case !a.lock.valid():
@@ -358,4 +421,5 @@ func (a *Allocator) setTerm(t *term) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.term = t
+	a.tellChanged()
 }

@@ -25,14 +25,16 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
-// Leading implements rest.Allocator.
-func (a *Allocator) Leading() (bool, string) {
-	_, err := a.leadingTerm()
-	leader := a.leading()
-	if leader == a.self() {
-		leader = replica{} // this replica has not recovered yet, or has just lost the lease
+// Leader implements rest.Allocator.
+func (a *Allocator) Leader() rest.Leader {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, err := a.currentTerm()
+	l := rest.Leader{Here: err == nil, Address: a.leader.api, Left: a.left, Changed: a.changed}
+	if a.leader == a.self() { // this replica has not recovered yet, or has just lost the lease
+		l.Address, l.Elected = "", !l.Here && !a.resigned
 	}
-	return err == nil, leader.api
+	return l
 }
 
 // ClaimWait implements rest.Allocator.
@@ -230,12 +232,34 @@ func (a *Allocator) Events() (*events.Ring, error) {
 // Serving implements rest.Allocator.
 func (a *Allocator) Serving() context.Context { return a.serving }
 
-// Close ends streams and answers all waiting claims, because this replica is shutting down and the
-// next leader can serve them. Other calls in progress go on.
-func (a *Allocator) Close() {
+// Answering implements rest.Allocator.
+func (a *Allocator) Answering() context.Context { return a.answering }
+
+// closeWait bounds the wait of Close. A commit takes milliseconds, and the configuration of an agent configureWait.
+const closeWait = 2 * time.Second
+
+// Close ends the work of this replica for the API, because it is shutting down. Streams end. No call begins in its term
+// any more: new ones, and claims that wait for a pod, are held for the next leader and forwarded to it, until limit ends;
+// Follow must run for that. Close returns when all others have their answers, or after closeWait. The outcome of those
+// that have none then is unknown.
+func (a *Allocator) Close(limit context.Context) {
+	context.AfterFunc(limit, a.stopAnswering)
 	a.stopServing()
-	if t, err := a.leadingTerm(); err == nil {
-		t.Submit(core.Closing{})
+	a.mu.Lock()
+	t := a.term
+	a.resigned = true
+	a.tellChanged()
+	a.mu.Unlock()
+	if t == nil {
+		return
+	}
+	t.Submit(core.Closing{})
+	late := time.NewTimer(closeWait)
+	defer late.Stop()
+	select {
+	case <-t.answers.drain():
+	case <-t.loop.done:
+	case <-late.C:
 	}
 }
 
@@ -457,7 +481,7 @@ func read[T, U any](ctx context.Context, a *Allocator, f func(core.View) (T, U))
 }
 
 // call submits an event that the core answers once, and returns the answer, which must be
-// a T. It returns an apierror.NotLeader if this replica does not lead or stops leading; the
+// a T. It returns an apierror.NotLeader if this replica does not lead or stops leading. If its outcome is unknown, the
 // event may take effect all the same, and the next leader then finds that in the journal.
 // When ctx ends first, call calls cancelled, if not nil, with the answer if that has just
 // come, and returns ctx's error.
@@ -469,21 +493,24 @@ func call[T core.Effect](ctx context.Context, a *Allocator, event func(t *term, 
 		return none, notLeading(err)
 	}
 	token, answer := t.answers.expect()
+	if answer == nil {
+		return none, notLeading(errResigned)
+	}
 	ev := event(t, token)
 	if !t.loop.put(ev) {
 		t.answers.forget(token)
 		return none, notLeading(errStepDown)
 	}
+	var e core.Effect
 	select {
-	case e := <-answer:
+	case e = <-answer:
 		t.answers.forget(token)
-		if got, ok := e.(T); ok {
-			return got, nil
-		}
-		return none, fmt.Errorf("allocator: unexpected answer %T to %T", e, ev)
 	case <-t.loop.done:
-		t.answers.forget(token)
-		return none, notLeading(errStepDown)
+		if e = t.answers.forget(token); e == nil {
+			err := notLeading(errStepDown)
+			err.OutcomeUnknown = true
+			return none, err
+		}
 	case <-ctx.Done():
 		late := t.answers.forget(token)
 		if cancelled != nil {
@@ -491,9 +518,13 @@ func call[T core.Effect](ctx context.Context, a *Allocator, event func(t *term, 
 		}
 		return none, ctx.Err()
 	}
+	if got, ok := e.(T); ok {
+		return got, nil
+	}
+	return none, fmt.Errorf("allocator: unexpected answer %T to %T", e, ev)
 }
 
-func notLeading(err error) error {
+func notLeading(err error) *apierror.Error {
 	return apierror.New(apierror.NotLeader, "%v; try again", err)
 }
 
@@ -503,18 +534,33 @@ type answers struct {
 	mu      sync.Mutex
 	last    uint64
 	waiting map[uint64]chan core.Effect // each holds its one answer
+	drained chan struct{}               // closed when none waits any more; nil before drain
 }
 
 func newAnswers() *answers { return &answers{waiting: map[uint64]chan core.Effect{}} }
 
-// expect returns a new token and the channel of its answer.
+// expect returns a new token and the channel of its answer, nil after drain.
 func (a *answers) expect() (uint64, <-chan core.Effect) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.drained != nil {
+		return 0, nil
+	}
 	a.last++
 	ch := make(chan core.Effect, 1)
 	a.waiting[a.last] = ch
 	return a.last, ch
+}
+
+// drain lets no further call wait. It returns a channel that is closed when none waits any more. It may be called once.
+func (a *answers) drain() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.drained = make(chan struct{})
+	if len(a.waiting) == 0 {
+		close(a.drained)
+	}
+	return a.drained
 }
 
 // forget drops a token. It returns the answer if that was delivered and not yet received.
@@ -522,7 +568,9 @@ func (a *answers) forget(token uint64) core.Effect {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ch := a.waiting[token]
-	delete(a.waiting, token)
+	if delete(a.waiting, token); len(a.waiting) == 0 && a.drained != nil {
+		close(a.drained)
+	}
 	select {
 	case e := <-ch:
 		return e

@@ -33,7 +33,7 @@ import (
 
 // leading is a replica that leads, whose loop the test plays.
 func leading(t *testing.T) (*Allocator, *term) {
-	a := &Allocator{limits: &teamLimits{}, lock: &timedLock{duration: time.Hour}, watches: &watches{pools: &pools.Pools{}}}
+	a := &Allocator{limits: &teamLimits{}, lock: &timedLock{duration: time.Hour}, watches: &watches{pools: &pools.Pools{}}, changed: make(chan struct{})}
 	a.o.Namespace = poolKey.Namespace
 	a.lock.renewed.Store(int64(bootclock.Now()))
 	a.control = newControl(t)
@@ -42,6 +42,8 @@ func leading(t *testing.T) (*Allocator, *term) {
 	require.NoError(t, err)
 	a.serving, a.stopServing = context.WithCancel(t.Context())
 	t.Cleanup(a.stopServing)
+	a.answering, a.stopAnswering = context.WithCancel(t.Context())
+	t.Cleanup(a.stopAnswering)
 	tm := &term{number: 1, a: a, answers: newAnswers(), loop: newTestLoop(t, nil), events: events.New(1)}
 	a.setTerm(tm)
 	return a, tm
@@ -254,11 +256,9 @@ func TestDeclareDeadIsLoggedAsErrorAndCounted(t *testing.T) {
 
 func TestReplicaWithAnUncertainLeaseDoesNotLead(t *testing.T) {
 	a, _ := leading(t)
-	ok, _ := a.Leading()
-	require.True(t, ok)
+	require.True(t, a.Leader().Here)
 	a.lock.renewed.Store(int64(bootclock.Now() - time.Hour))
-	ok, _ = a.Leading()
-	require.False(t, ok)
+	require.False(t, a.Leader().Here)
 	require.Error(t, a.Ready())
 	require.Error(t, a.Leads())
 	_, err := a.Claim(t.Context(), "python", core.Claim{})
@@ -273,12 +273,13 @@ func TestReplicaIsReadyWhenALeaderCanAnswer(t *testing.T) {
 		holder       replica // of the lease
 		term         bool    // this one leads and has recovered
 		ready, leads bool
+		elected      bool
 		passOnTo     string
 	}{
 		"no replica leads":      {},
 		"another one leads":     {holder: other, ready: true, passOnTo: "10.0.0.2:8081"},
 		"leads":                 {holder: self, term: true, ready: true, leads: true},
-		"has not yet recovered": {holder: self},
+		"has not yet recovered": {holder: self, elected: true},
 		"another one leads that does not say where its API is": {holder: replicaOf("10.0.0.2:9090_x7k2")},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -289,9 +290,10 @@ func TestReplicaIsReadyWhenALeaderCanAnswer(t *testing.T) {
 				tm = nil
 			}
 			a.setTerm(tm)
-			leads, passOnTo := a.Leading()
-			require.Equal(t, c.leads, leads)
-			require.Equal(t, c.passOnTo, passOnTo, "a replica must not pass calls on to itself")
+			l := a.Leader()
+			require.Equal(t, c.leads, l.Here)
+			require.Equal(t, c.elected, l.Elected)
+			require.Equal(t, c.passOnTo, l.Address, "a replica must not pass calls on to itself")
 			require.Equal(t, c.ready, a.Ready() == nil, "%v", a.Ready())
 			require.Equal(t, c.leads, a.Leads() == nil, "%v", a.Leads())
 		})
@@ -303,8 +305,10 @@ func TestKeyedClaimSurvivesItsCancelledCaller(t *testing.T) {
 		_, tm := leading(t)
 		tm.releaseUncollected(core.Sandbox{Binding: core.Binding{ID: "k3x9", IdempotencyKey: "k"}})
 		require.Empty(t, tm.loop.in)
-		tm.releaseUncollected(core.Sandbox{Binding: core.Binding{ID: "k3x9"}})
-		require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: fact.ReasonCanceled}, <-tm.loop.in)
+		for _, key := range []string{"", fact.InternalKeys + "k"} {
+			tm.releaseUncollected(core.Sandbox{Binding: core.Binding{ID: "k3x9", IdempotencyKey: key}})
+			require.Equal(t, core.Release{Scope: core.Scope{All: true}, ID: "k3x9", Reason: fact.ReasonCanceled}, <-tm.loop.in)
+		}
 	})
 }
 
@@ -334,7 +338,7 @@ func TestCloseAnswersWaitingClaims(t *testing.T) {
 			t.Fatalf("it does not wait: %v", err)
 		default:
 		}
-		a.Close()
+		a.Close(t.Context())
 		synctest.Wait()
 		select {
 		case err := <-done:

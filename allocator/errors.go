@@ -12,6 +12,8 @@ var (
 
 	// errStepDown is returned when this replica stops leading during a call.
 	errStepDown = errors.New("allocator: this replica no longer leads")
+	// errResigned is returned after Close.
+	errResigned = errors.New("this replica is shutting down")
 	// errEndTimeout is joined to the error of Run when a part of the term did not end in time
 	// and may still run.
 	errEndTimeout = errors.New("allocator: a part of the ended term still runs; this process must end")

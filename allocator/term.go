@@ -569,11 +569,11 @@ func (t *term) callBack(ctx context.Context) {
 	}
 }
 
-// releaseUncollected releases sandboxes whose caller was cancelled. Those with an idempotency key
-// stay, because a retry must find them.
+// releaseUncollected releases sandboxes whose caller was cancelled. Those with an idempotency key of
+// the caller stay, because a retry must find them.
 func (t *term) releaseUncollected(all ...core.Sandbox) {
 	for _, s := range all {
-		if s.IdempotencyKey == "" {
+		if !s.Keyed() {
 			t.Submit(core.Release{Scope: core.Scope{All: true}, ID: s.ID, Reason: fact.ReasonCanceled})
 		}
 	}

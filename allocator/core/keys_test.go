@@ -143,3 +143,45 @@ func TestObjectOfLostPodHasNoKey(t *testing.T) {
 		t.Errorf("recorded %+v", r)
 	}
 }
+
+// A replica gives claims without a key an internal one.
+// Invariant: P24
+func TestInternalKeyHoldsUntilTheSandboxIsReleased(t *testing.T) {
+	b := Binding{Team: "t", IdempotencyKey: fact.InternalKeys + "1"}
+	s := newSimAt(t, 2, start)
+	running, ended := on("a-1", "x"), released("a-2", "y")
+	sandboxOf(running).Team, sandboxOf(running).IdempotencyKey = "t", b.IdempotencyKey
+	sandboxOf(ended).Team, sandboxOf(ended).IdempotencyKey = "t", fact.InternalKeys+"2"
+	s.recoverState(State{
+		Pools: []Pool{specA(3)}, Nodes: []string{"n1"}, Facts: []Fact{running, ended},
+		Pods: []Pod{warmPod("a-1"), warmPod("a-3"), warmPod("a-4")},
+	})
+	s.step(Claim{Token: 1, Pool: poolA, Binding: b})
+	if c := one[Claimed](s); c.Sandbox.ID != "x" {
+		t.Errorf("answer %+v", c)
+	}
+	s.step(Claim{Token: 2, Pool: poolA, Binding: Binding{Team: "t", IdempotencyKey: fact.InternalKeys + "2"}})
+	if c := one[Claimed](s); c.Sandbox.ID == "y" {
+		t.Errorf("answer %+v", c)
+	}
+	s.release("x")
+	s.step(Claim{Token: 3, Pool: poolA, Binding: b})
+	if c := one[Claimed](s); c.Sandbox.ID == "x" {
+		t.Errorf("answer %+v", c)
+	}
+}
+
+// Invariant: P24
+func TestAbandonedClaimWithInternalKeyIsReleased(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(1)}, []Pod{warmPod("a-1")})
+	s.slow = true
+	s.step(Claim{Token: 1, Pool: poolA, Wait: wait, Binding: Binding{Team: "t", IdempotencyKey: fact.InternalKeys + "1"}})
+	s.step(ClaimAbandoned{Token: 1})
+	s.slow = false
+	s.written()
+	s.written()
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonCanceled {
+		t.Errorf("released %+v", r)
+	}
+}

@@ -480,7 +480,7 @@ func (w *world) writeRecord(e WriteObject) {
 			stored = &simRecord{}
 		}
 		stored.Sandbox = s
-		if w.records[s.ID] = stored; s.Phase == Ended && s.IdempotencyKey == "" && stored.deleting { // its finalizer goes
+		if w.records[s.ID] = stored; s.Phase == Ended && !s.Keyed() && stored.deleting { // its finalizer goes
 			w.forgotten[s.ID] = true
 			w.dropObject(s.ID)
 		} else {
@@ -495,11 +495,11 @@ func (w *world) seenRecord(id string) Event {
 }
 
 // deleteObject: a user deletes an object; a finalizer keeps the object until its
-// sandbox has ended, and if it has a key until that holds no longer.
+// sandbox has ended, and if its caller gave a key until that holds no longer.
 func (w *world) deleteObject(id string) {
 	r := w.records[id]
 	w.unwanted[id] = true
-	if r.Phase == Ended && r.IdempotencyKey == "" {
+	if r.Phase == Ended && !r.Keyed() {
 		w.forgotten[id] = true
 		w.dropObject(id)
 		return

@@ -356,6 +356,9 @@ func (w *world) claim() {
 	}
 	if n := w.draw(4); n > 1 {
 		ev.Binding.IdempotencyKey = "k" + strconv.Itoa(n)
+		if n == 3 && w.internal != w.term { // a replica does not repeat a claim at the same leader
+			ev.Binding.IdempotencyKey, w.internal = fact.InternalKeys+"k", w.term
+		}
 		ev.Binding.RequestHash = [32]byte{byte(w.draw(2)), byte(ev.Count), byte(ev.AtLeast)}
 	}
 	if w.draw(2) == 1 {

@@ -17,7 +17,9 @@ type world struct {
 	draws func(n int) int
 	now   Instant
 	term  uint64
-	core  *Core
+	// internal is the term in which the internal key was last used.
+	internal uint64
+	core     *Core
 	// leader is the process that has been elected last, old are those before it
 	// that have not ended.
 	leader *process

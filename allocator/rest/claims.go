@@ -49,6 +49,7 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 	if claim.Binding.RequestHash = a.hashOf(raw, values != nil || len(one.Mcp) > 0); values != nil {
 		claim.Values = values
 	}
+	claim.Wait = lessWaited(r.Context(), claim.Wait)
 	ctx, cancel := a.claimContext(r, claim.Wait)
 	defer cancel()
 	claim.Binding.Team = access.From(ctx).Team
@@ -74,8 +75,10 @@ func checkBatch(c core.Claim) error {
 	if c.AtLeast > c.Count {
 		return invalid("atLeast: %d: must be count (%d) at most", c.AtLeast, c.Count)
 	}
-	size := len(c.Binding.User) + len(c.Binding.IdempotencyKey) +
-		len(c.Binding.MaskHost) + portBytes*len(c.Binding.HTTPSPorts)
+	size := len(c.Binding.User) + len(c.Binding.MaskHost) + portBytes*len(c.Binding.HTTPSPorts)
+	if c.Binding.Keyed() { // an internal one is short
+		size += len(c.Binding.IdempotencyKey)
+	}
 	for k, v := range c.Binding.Metadata {
 		size += len(k) + len(v)
 	}

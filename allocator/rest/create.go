@@ -37,6 +37,7 @@ func (a *api) create(w *reply, r *http.Request) error {
 	if claim.Binding.RequestHash = a.hashOf(raw, values != nil || len(request.Mcp) > 0); values != nil {
 		claim.Values = values
 	}
+	claim.Wait = lessWaited(r.Context(), claim.Wait)
 	ctx, cancel := a.claimContext(r, claim.Wait)
 	defer cancel()
 	claim.Binding.Team = access.From(ctx).Team

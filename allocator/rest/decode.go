@@ -65,7 +65,7 @@ func entries[S, T any](
 
 // idempotencyKey reads the header Idempotency-Key, "" for none.
 func idempotencyKey(h http.Header) (string, error) {
-	values := h.Values("Idempotency-Key")
+	values := h.Values(keyHeader)
 	if len(values) == 0 {
 		return "", nil
 	}

@@ -73,16 +73,26 @@ func (a *api) stream(o *openapi.Operation, f func(http.ResponseWriter, *http.Req
 		stop := context.AfterFunc(a.Allocator.Serving(), cancel)
 		defer stop()
 		r = r.WithContext(ctx)
-		if ok, leader := a.Allocator.Leading(); !ok {
-			a.forward(a.streams, s, r, leader)
+		h := a.newHold(r, false)
+		for {
+			err := h.next()
+			if err == nil && !h.leader.Here {
+				if e := h.forward(s, r, a.streams.wait+leaderSlack); e == nil {
+					return
+				} else if h.hasFailed(e, true) {
+					continue
+				}
+			}
+			if err == nil {
+				err = o.CheckQuery(r.URL.Query())
+			}
+			if err == nil {
+				err = f(s, r)
+			}
+			if e := a.toError(o, r, err); e != nil {
+				refuse(s, r, e)
+			}
 			return
-		}
-		err := o.CheckQuery(r.URL.Query())
-		if err == nil {
-			err = f(s, r)
-		}
-		if e := a.toError(o, r, err); e != nil {
-			refuse(s, r, e)
 		}
 	}
 }

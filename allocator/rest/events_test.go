@@ -288,5 +288,7 @@ func TestWrongStreamsAreRefused(t *testing.T) {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
 	require.Contains(t, refusal(t, w, 400, apierror.BadRequest).Message, "Last-Event-ID")
-	refusal(t, call(handler(t, &fake{followers: true}), "GET", "/v1/events", ""), 503, apierror.NotLeader)
+	synctest.Test(t, func(t *testing.T) {
+		refusal(t, call(handler(t, &fake{followers: true}), "GET", "/v1/events", ""), 503, apierror.NotLeader)
+	})
 }

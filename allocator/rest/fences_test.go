@@ -134,8 +134,8 @@ func TestOperatorCallsHaveADeadlineAndAreForwarded(t *testing.T) {
 		{"POST", "/v1/sandboxes/k3x9/keepalive", ""}, {"POST", "/sandboxes/k3x9/timeout", `{"timeout":1}`},
 	} {
 		t.Run(fmt.Sprint(c.method, " ", c.path), func(t *testing.T) {
-			refusal(t, call(handler(t, &fake{followers: true}), c.method, c.path, c.body), 503, apierror.NotLeader)
 			synctest.Test(t, func(t *testing.T) {
+				refusal(t, call(handler(t, &fake{followers: true}), c.method, c.path, c.body), 503, apierror.NotLeader)
 				began := time.Now()
 				refusal(t, call(handler(t, &fake{block: true}), c.method, c.path, c.body), 503, apierror.Timeout)
 				require.Equal(t, answerWait, time.Since(began))

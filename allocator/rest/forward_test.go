@@ -10,7 +10,9 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 )
 
 // calls are one of each kind.
@@ -79,25 +82,39 @@ func TestSameOriginCallWorksThroughAFollower(t *testing.T) {
 }
 
 func TestForwardingLoopBetweenTwoReplicasEnds(t *testing.T) {
-	one, two := &fake{}, &fake{}
-	one.leader, two.leader = listen(t, handler(t, two)), listen(t, handler(t, one))
-	for _, m := range calls {
-		w := call(handler(t, one), m[0], m[1], `{"templateID":"python"}`)
-		require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, "no longer leads")
-		require.Equal(t, "1", w.Header().Get("Retry-After"))
-	}
+	var asked atomic.Int32
+	two := &fake{}
+	counted := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		w.Header().Set("Connection", "close") // an idle connection would stop the clock
+		handler(t, two).ServeHTTP(w, r)
+	})
+	one := &fake{leader: listen(t, counted)}
+	two.leader = listen(t, handler(t, one))
+	synctest.Test(t, func(t *testing.T) {
+		for _, m := range calls {
+			w := call(handler(t, one), m[0], m[1], `{"templateID":"python"}`)
+			require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, "no longer leads")
+			require.Equal(t, "1", w.Header().Get("Retry-After"))
+		}
+	})
+	require.LessOrEqual(t, int(asked.Load()), len(calls)*int(holdWait/askAgain))
 }
 
 func TestCallWithoutAKnownLeaderIsRefused(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, closed.Close())
-	for says, f := range map[string]*fake{"no leader is known": {followers: true}, "did not answer": {leader: closed.Addr().String()}} {
-		for _, m := range calls {
-			w := call(handler(t, f), m[0], m[1], `{"templateID":"python"}`)
-			require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, says)
-			require.Equal(t, "1", w.Header().Get("Retry-After"))
-		}
+	for says, f := range map[string]*fake{"no leader is known": {followers: true}, "cannot be reached": {leader: closed.Addr().String()}} {
+		synctest.Test(t, func(t *testing.T) {
+			for _, m := range calls {
+				began := time.Now()
+				w := call(handler(t, f), m[0], m[1], `{"templateID":"python"}`)
+				require.Equal(t, holdWait, time.Since(began).Round(askAgain))
+				require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, says)
+				require.Equal(t, "1", w.Header().Get("Retry-After"))
+			}
+		})
 		require.Empty(t, f.pool)
 		require.Empty(t, f.released)
 	}
@@ -108,13 +125,11 @@ func TestForwardedCallToASilentLeaderTimesOut(t *testing.T) {
 		_, _ = io.ReadAll(r.Body)
 		<-r.Context().Done()
 	}))
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // earlier than forwardWait
-	defer cancel()
-	r := request(ctx, "DELETE", "/sandboxes/x", nil)
-	r.Header.Set("X-Request-Id", "req-1")
-	w := httptest.NewRecorder()
-	handler(t, &fake{leader: leader}).ServeHTTP(w, r)
+	left, leave := context.WithTimeout(t.Context(), 50*time.Millisecond) // earlier than the limit of the call
+	defer leave()
+	w := call(handler(t, &fake{leader: leader, left: left}), "DELETE", "/events/webhooks/x", "") // not to be repeated
 	require.Contains(t, refusal(t, w, 503, apierror.NotLeader).Message, "the outcome of the call is unknown")
+	require.Equal(t, "false", w.Header().Get("Should-Retry"))
 }
 
 func TestForwardedCallIsCancelledWithItsCaller(t *testing.T) {
@@ -184,9 +199,9 @@ func TestSlowReaderHoldsNoSlotOfAFollower(t *testing.T) {
 	w := call(h, "GET", "/sandboxes", "")
 	require.Equal(t, call(handler(t, leader), "GET", "/sandboxes", "").Body.String(), w.Body.String())
 	require.Equal(t, 200, w.Code)
-	a := &api{Options: Options{Allocator: &fake{leader: at}}, forwarder: newForwarder(nil, zap.NewNop()), others: newClass(2, answerWait)}
+	a := &api{Options: Options{Allocator: &fake{leader: at}}, claims: newClass(1, 0), forwarder: newForwarder(nil, zap.NewNop()), others: newClass(2, answerWait)}
 	p := &reply{held: held{budget: newBudget(100 << 10), free: smallAnswer}, header: http.Header{}}
-	a.carryOut(action{class: a.others}, nil, p, request(t.Context(), "GET", "/sandboxes", nil), nil)
+	a.carryOut(action{class: a.others}, &openapi.Operation{}, p, request(t.Context(), "GET", "/sandboxes", nil), nil)
 	require.True(t, p.full, "an answer of %d bytes was taken", p.held.buf.Len())
 	require.Empty(t, a.others.slots.used, "it is not sent yet, and its slot is free")
 	w = httptest.NewRecorder()
@@ -207,13 +222,18 @@ func TestFollowerForwardsOverTLS(t *testing.T) {
 		dial dial
 		code int
 	}{"verified": {trusting.DialContext, 204}, "not verified": {(&tls.Dialer{}).DialContext, 503}, "plain": {nil, 503}} {
+		limit, cancel := context.WithCancel(t.Context())
+		if c.code != 204 { // it would be tried again
+			time.AfterFunc(100*time.Millisecond, cancel)
+		}
 		follower, err := New(Options{
-			Allocator: &fake{leader: server.Listener.Addr().String()}, DialLeader: c.dial, PublicScheme: "https", PublicHost: "sandbox.example.com",
+			Allocator: &fake{leader: server.Listener.Addr().String(), answering: limit}, DialLeader: c.dial, PublicScheme: "https", PublicHost: "sandbox.example.com",
 			MinIdleTimeout: minIdle, Log: zap.NewNop(),
 		})
 		require.NoError(t, err)
 		w := call(follower, "DELETE", "/sandboxes/x", "")
 		require.Equal(t, c.code, w.Code, "%s: %s", name, w.Body)
+		cancel()
 	}
 	require.Len(t, leader.released, 1)
 }

@@ -43,11 +43,11 @@ const MaxWait = 5 * time.Minute
 // unless something is broken. A sandbox that the context's caller (access.From) does not see is
 // unknown. Its methods may be called concurrently.
 type Allocator interface {
-	// Leading reports whether this replica leads. If not, leader is the host:port of the leader's
-	// API, "" if unknown.
-	Leading() (ok bool, leader string)
-	// Serving ends when this replica shuts down.
+	// Leader returns what this replica knows of who leads.
+	Leader() Leader
+	// Serving ends when this replica shuts down, and Answering when it must have answered all calls.
 	Serving() context.Context
+	Answering() context.Context
 	// Events returns the events of this term.
 	Events() (*events.Ring, error)
 	// EventLog returns the log of events across leaders, as this term writes it.
@@ -103,6 +103,19 @@ type Allocator interface {
 	// DeclareDead ends every wait for a router, because an operator states that it has ended. by is
 	// the name of the operator's key.
 	DeclareDead(ctx context.Context, session, by, reason string) (core.DeadDeclared, error)
+}
+
+// Leader is what a replica knows of who leads.
+type Leader struct {
+	// Here: this replica leads. Elected: it does not yet, and will when it has recovered.
+	Here, Elected bool
+	// Address is the host:port of the API of the replica that leads, "" if none is known or it is this one.
+	Address string
+	// Left tells this leader from an earlier and a later one at the same address. It ends some time after another one
+	// has been elected. nil: none is known.
+	Left context.Context
+	// Changed is closed when there is something else to know.
+	Changed <-chan struct{}
 }
 
 // Query is a page of a list of sandboxes.
@@ -185,5 +198,5 @@ func New(o Options) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return bounded(a.knownHost(a.home(a.origins(a.authenticated(mux))))), nil
+	return a.bounded(a.knownHost(a.home(a.origins(a.authenticated(mux))))), nil
 }

@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -40,6 +41,10 @@ var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 type fake struct {
 	leader      string // "": this replica leads
 	followers   bool   // this replica does not lead, and the leader is not known
+	elected     bool   // it holds the lease
+	left        context.Context
+	changed     chan struct{} // nil: nothing changes
+	answering   context.Context
 	err         error
 	block       bool // until the caller gives up
 	blockClaims bool // the same, claims only
@@ -86,7 +91,13 @@ type fake struct {
 	scaled   []string
 }
 
-func (f *fake) Leading() (bool, string) { return f.leader == "" && !f.followers, f.leader }
+func (f *fake) Leader() Leader {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return Leader{Here: f.leader == "" && !f.followers, Elected: f.elected, Address: f.leader, Left: f.left, Changed: f.changed}
+}
+
+func (f *fake) Answering() context.Context { return cmp.Or(f.answering, context.Background()) }
 
 func (f *fake) wait(ctx context.Context) error {
 	if f.block {

@@ -18,6 +18,8 @@ type action struct {
 	f     func(*reply, *http.Request) error
 	// large: the answer of a claim may be larger than smallAnswer.
 	large bool
+	// again: the call may be repeated if its outcome is unknown. Calls with GET, and claims with a key, always may.
+	again bool
 	// stream is set instead for an answer without an end.
 	stream func(http.ResponseWriter, *http.Request) error
 	// open is set instead for a call that needs no key and is answered by every replica.
@@ -31,11 +33,11 @@ func (a *api) actions() map[string]action {
 		"claimBatch":            {class: a.claims, f: a.claimBatch, large: true},
 		"listSandboxes":         {class: a.others, f: a.list},
 		"getSandbox":            {class: a.others, f: a.get},
-		"killSandbox":           {class: a.others, f: a.kill},
-		"connectSandbox":        {class: a.others, f: a.connect},
-		"resumeSandbox":         {class: a.others, f: a.resume},
-		"setTimeout":            {class: a.others, f: a.setTimeout},
-		"refreshSandbox":        {class: a.others, f: a.refresh},
+		killOperation:           {class: a.others, f: a.kill, again: true},
+		"connectSandbox":        {class: a.others, f: a.connect, again: true},
+		"resumeSandbox":         {class: a.others, f: a.resume, again: true},
+		"setTimeout":            {class: a.others, f: a.setTimeout, again: true},
+		"refreshSandbox":        {class: a.others, f: a.refresh, again: true},
 		"listTemplates":         {class: a.others, f: a.listTemplates},
 		"getTemplateByAlias":    {class: a.others, f: a.getTemplateByAlias},
 		"listTeams":             {class: a.others, f: a.listTeams},
@@ -51,15 +53,15 @@ func (a *api) actions() map[string]action {
 		"getSandboxLogs":        {class: a.slow, f: a.logs},
 		"getSandboxLogsV2":      {class: a.slow, f: a.logsV2},
 		"explainRoute":          {class: a.others, f: a.explainRoute},
-		"keepAlive":             {class: a.others, f: a.keepAlive},
-		"makeLink":              {class: a.others, f: a.makeLink},
+		"keepAlive":             {class: a.others, f: a.keepAlive, again: true},
+		"makeLink":              {class: a.others, f: a.makeLink, again: true},
 		"streamEvents":          {stream: a.sendEvents},
 		"listEvents":            {class: a.others, f: a.listEvents},
 		"listEventsOfSandbox":   {class: a.others, f: a.listEvents},
 		"listWebhooks":          {class: a.others, f: a.listWebhooks},
 		"createWebhook":         {class: a.slow, f: a.createWebhook},
 		"getWebhook":            {class: a.others, f: a.getWebhook},
-		"updateWebhook":         {class: a.slow, f: a.updateWebhook},
+		"updateWebhook":         {class: a.slow, f: a.updateWebhook, again: true},
 		"deleteWebhook":         {class: a.slow, f: a.deleteWebhook},
 		"listDeliveries":        {class: a.others, f: a.listDeliveries},
 		"lastActive":            {class: a.others, f: a.lastActive},
@@ -122,9 +124,13 @@ func (a *api) routes(document *openapi.Document) (*http.ServeMux, error) {
 // healthPath is that of the operation health, which needs no key, for load balancers.
 const healthPath = "/health"
 
-// health answers 200 while this replica leads or knows the leader, and says which version it is.
+// health answers 200 while this replica leads or knows the leader, and says which version it is. It is never held.
 func (a *api) health(w http.ResponseWriter, r *http.Request) {
-	if ok, leader := a.Allocator.Leading(); !ok && leader == "" {
+	if a.Allocator.Serving().Err() != nil {
+		answer(w, r, apierror.New(apierror.NotLeader, "this replica is shutting down; try again"))
+		return
+	}
+	if l := a.Allocator.Leader(); !l.Here && l.Address == "" {
 		answer(w, r, apierror.New(apierror.NotLeader, "this replica does not lead, and no leader is known yet; try again"))
 		return
 	}

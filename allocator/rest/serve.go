@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -15,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/allocator/access"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 )
@@ -221,6 +223,12 @@ func (p *reply) WriteHeader(code int) {
 	}
 }
 
+// reset drops an answer that is not sent.
+func (p *reply) reset() {
+	p.header, p.code, p.full = http.Header{}, 0, false
+	p.held.buf.Reset()
+}
+
 // Write never fails: send reports a full reply.
 func (p *reply) Write(b []byte) (int, error) {
 	p.WriteHeader(http.StatusOK)
@@ -262,9 +270,13 @@ func (p *reply) send(w http.ResponseWriter, r *http.Request) {
 // simply returned would send it an empty 200.
 func abort() { panic(http.ErrAbortHandler) }
 
-// bounded sets the deadlines of each call.
-func bounded(next http.Handler) http.Handler {
+// bounded sets the deadlines of each call. A replica that shuts down closes each connection after an answer, so that
+// clients do not send the next call to its end.
+func (a *api) bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if a.Allocator.Serving().Err() != nil {
+			w.Header().Set("Connection", "close")
+		}
 		connection := http.NewResponseController(w) // fails only without a connection, in tests
 		_ = connection.SetReadDeadline(time.Now().Add(bodyWait))
 		_ = connection.SetWriteDeadline(time.Now().Add(bodyWait + sendWait))
@@ -318,7 +330,11 @@ func (a *api) handle(c action, o *openapi.Operation) http.HandlerFunc {
 func (a *api) carryOut(c action, o *openapi.Operation, p *reply, r *http.Request, body []byte) {
 	team := access.From(r.Context()).Team
 	if !c.class.slots.take(team, 1) {
-		answer(p, r, apierror.New(apierror.Overloaded, "too many requests are being served; try again"))
+		e := apierror.New(apierror.Overloaded, "too many requests are being served; try again")
+		if l := a.Allocator.Leader(); !l.Here && l.Address == "" {
+			e = apierror.New(apierror.NotLeader, "this replica does not lead, no leader is known yet, and as many requests wait for one as may; try again")
+		}
+		answer(p, r, e)
 		return
 	}
 	defer c.class.slots.giveBack(team, 1)
@@ -332,23 +348,81 @@ func (a *api) carryOut(c action, o *openapi.Operation, p *reply, r *http.Request
 		answer(p, r, invalid("query: %v", err))
 		return
 	}
-	if ok, leader := a.Allocator.Leading(); !ok {
-		a.forward(c.class, p, r, leader)
+	h := a.newHold(r, c.class == a.claims)
+	if key := r.Header.Get(keyHeader); h.claim && strings.HasPrefix(key, fact.InternalKeys) && !h.passedOn() {
+		answer(p, r, invalid("%s: must not begin with %q, which replicas use", keyHeader, fact.InternalKeys))
 		return
 	}
+	for uncertain := false; ; {
+		if err := h.next(); err != nil {
+			if e := a.toError(o, r, err); e != nil {
+				answer(p, r, e)
+			}
+			return
+		}
+		var e *apierror.Error
+		call := r.WithContext(context.WithValue(r.Context(), waitedKey{}, h.waited()))
+		call.Body = whole{bytes.NewReader(body), body}
+		repeatable := c.again || r.Method == http.MethodGet
+		if h.leader.Here {
+			e = a.here(c, o, p, call, query, body)
+			repeatable = repeatable || h.claim && r.Header.Get(keyHeader) != ""
+		} else {
+			h.makeKey()
+			e = h.forward(p, call, c.class.wait+leaderSlack-h.waited())
+			repeatable = repeatable || h.claim // under its key
+		}
+		ended := uncertain && e == nil && p.code >= http.StatusBadRequest && reasonOf(p.held.buf.Bytes()) == apierror.SandboxGone
+		switch {
+		case ended && h.key != "": // that sandbox was released, and the caller has not heard of it
+			h.key, h.failed, uncertain = "", nil, false
+			p.reset()
+			continue
+		case ended && o.ID == killOperation: // by an earlier attempt
+			p.reset()
+			p.WriteHeader(http.StatusNoContent)
+			return
+		case e == nil:
+			return
+		case !h.hasFailed(e, repeatable):
+			answer(p, r, e)
+			return
+		}
+		uncertain = uncertain || e.OutcomeUnknown
+	}
+}
+
+// killOperation is the operation whose repetition finds the sandbox gone.
+const killOperation = "killSandbox"
+
+// here executes a call at this replica. It returns an error, and answers nothing, if this replica has not led until the
+// end of the call.
+func (a *api) here(c action, o *openapi.Operation, p *reply, r *http.Request, query url.Values, body []byte) *apierror.Error {
 	ctx, cancel := context.WithTimeout(r.Context(), c.class.wait)
 	defer cancel()
-	if o.Method != http.MethodGet {
-		defer a.audit.call(o, r, p, time.Now())
-	}
-	if err = check(o, query, body); err == nil {
+	began := time.Now()
+	err := check(o, query, body)
+	if err == nil {
 		err = c.f(p, r.WithContext(ctx))
 	}
-	if e := a.toError(o, r, err); e != nil {
+	e := a.toError(o, r, err)
+	over := e != nil && e.Reason == apierror.NotLeader
+	if over && !e.OutcomeUnknown {
+		return e
+	}
+	if e != nil {
 		answer(p, r, e)
 	} else if err == nil {
 		p.WriteHeader(http.StatusOK) // like net/http: an empty text list writes nothing
 	}
+	if o.Method != http.MethodGet {
+		a.audit.call(o, r, p, began)
+	}
+	if over {
+		p.reset()
+		return e
+	}
+	return nil
 }
 
 // check checks a request against the OpenAPI document.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -94,12 +95,14 @@ func TestConnectExtendsAndShowsTheSandbox(t *testing.T) {
 
 // A client must not repeat a call that may have taken effect.
 func TestUnknownOutcomeForbidsARetry(t *testing.T) {
-	for body, f := range map[string]*fake{"timed out": {err: context.DeadlineExceeded}, "leader is away": {leader: "127.0.0.1:1"}} {
-		w := call(handler(t, f), "DELETE", "/sandboxes/x", "")
-		require.Equal(t, 503, w.Code, body)
-		require.Equal(t, "false", w.Header().Get("Should-Retry"), body)
-	}
-	w := call(handler(t, &fake{followers: true}), "DELETE", "/sandboxes/x", "")
+	w := call(handler(t, &fake{err: context.DeadlineExceeded}), "DELETE", "/sandboxes/x", "")
 	require.Equal(t, 503, w.Code)
-	require.Empty(t, w.Header().Get("Should-Retry"), "nothing was done")
+	require.Equal(t, "false", w.Header().Get("Should-Retry"))
+	synctest.Test(t, func(t *testing.T) {
+		for why, f := range map[string]*fake{"no leader": {followers: true}, "the leader is away": {leader: "127.0.0.1:1"}} {
+			w := call(handler(t, f), "DELETE", "/sandboxes/x", "")
+			require.Equal(t, 503, w.Code)
+			require.Empty(t, w.Header().Get("Should-Retry"), "nothing was done: %s", why)
+		}
+	})
 }

@@ -279,7 +279,7 @@ func (p *Writer) named(r *rest.Request, id string) *rest.Request {
 
 // needsFinalizer reports whether the object of s must survive a deletion by another client. It must
 // while the sandbox is live, and while its idempotency key is valid, which Forget ends.
-func needsFinalizer(s core.Sandbox) bool { return s.Phase != core.Ended || s.IdempotencyKey != "" }
+func needsFinalizer(s core.Sandbox) bool { return s.Phase != core.Ended || s.Keyed() }
 
 // patchOf returns the patch from the known version of the object to s. The version is a
 // precondition. Without lines the object keeps those that it has.

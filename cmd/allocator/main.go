@@ -258,8 +258,14 @@ func (s *service) serve(ctx context.Context) error {
 	// The term outlives ctx, so that calls in progress can finish.
 	running, stopRunning := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopRunning()
+	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServing()
+	ran := make(chan struct{})
 	all, failed := errgroup.WithContext(ctx)
-	all.Go(func() error { return s.allocator.Run(running) })
+	all.Go(func() error {
+		defer close(ran)
+		return s.allocator.Run(running)
+	})
 	all.Go(func() error {
 		if err := s.control.Serve(s.controlListener); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began
 			return err
@@ -269,27 +275,46 @@ func (s *service) serve(ctx context.Context) error {
 	all.Go(func() error { return s.api.Serve(s.allocator.API()) })
 	all.Go(func() error { return s.admin.Serve(s.adminHandler()) })
 	if s.keys != nil {
-		all.Go(func() error { s.keys.Run(running); return nil })
+		all.Go(func() error { s.keys.Run(serving); return nil })
 	}
 	all.Go(func() error {
 		<-failed.Done() // a signal, or the failure of another part
-		s.shutDown(context.WithoutCancel(ctx), stopRunning)
+		s.shutDown(serving, func() { stopRunning(); <-ran })
+		stopServing()
 		return nil
 	})
 	return await(failed, s.ShutdownAfter+allocator.MaxShutdown, all.Wait)
 }
 
-// shutDown ends the parts: claims that wait, then calls in progress, then the term.
+// lastUses is how long the API is served at least, so that clients which use their connections hear that they must open
+// others. lastAnswers is the time for the answers when --shutdown-after is over.
+const (
+	lastUses    = time.Second
+	lastAnswers = time.Second
+)
+
+// shutDown ends the parts: the calls of the term, then the term, which gives the lease back, then the calls that are
+// forwarded to the next leader. ctx must not end before.
 func (s *service) shutDown(ctx context.Context, stopRunning func()) {
 	s.log.Info("stopping")
 	limit, cancel := context.WithTimeout(ctx, s.ShutdownAfter)
 	defer cancel()
-	s.allocator.Close() // waiting claims would otherwise delay the next leader
-	s.api.Stop(limit)
+	used, over := context.WithTimeout(ctx, min(lastUses, s.ShutdownAfter))
+	defer over()
+	last, end := context.WithTimeout(ctx, s.ShutdownAfter+lastAnswers)
+	defer end()
+	s.allocator.Close(limit)
 	s.allocator.Control().Stop()
-	stopRunning() // remaining connections must not keep the lease
+	stopRunning()
+	s.log.Info("the term has ended; calls are forwarded to the next leader")
+	var following sync.WaitGroup
+	following.Go(func() { s.allocator.Follow(limit) })
+	s.api.Idle(used)
+	s.api.Stop(last)
+	cancel()
+	following.Wait()
 	s.control.Stop()
-	s.admin.Stop(limit)
+	s.admin.Stop(last)
 }
 
 // maxHandshake bounds the TLS and HTTP/2 handshakes of a router.

@@ -226,7 +226,7 @@ func TestReplicaWithoutAPIServerIsHealthyButNotReady(t *testing.T) {
 		got, body := get(t, at.Admin, path, nil)
 		require.Equal(t, code, got, "%s: %s", path, body)
 	}
-	code, body := get(t, at.API, "/sandboxes", nil)
+	code, body := get(t, at.API, "/health", nil)
 	require.Equal(t, 503, code, "without a leader")
 	require.Contains(t, body, "not_leader")
 }
@@ -236,8 +236,8 @@ func TestAPIAcceptsOnlyKeysOfItsNamespace(t *testing.T) {
 	at := running(t, "--api-keys-namespace=keys", apiServer(t, nil, key))
 	with := http.Header{"X-Api-Key": {key}}
 	require.Eventually(t, func() bool {
-		_, body := get(t, at.API, "/sandboxes", with)
-		return strings.Contains(body, "not_leader") // let through, and no replica leads
+		_, body := get(t, at.API, "/nothing", with)
+		return strings.Contains(body, "not_found") // let through
 	}, time.Minute, time.Millisecond)
 	for _, header := range []http.Header{nil, {"X-Api-Key": {access.NewKey()}}} {
 		code, body := get(t, at.API, "/sandboxes", header)

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -55,13 +56,14 @@ type options struct {
 	lease    time.Duration
 	proxied  *faults  // the proxy between allocators and API server, if set
 	args     []string // further flags of allocators
+	bin      string   // the programs, if they are not those under test
 }
 
 // newGround starts everything.
 func newGround(t *testing.T, o options) *ground {
 	t.Helper()
 	so := stack.Options{
-		BinDir: binDir, Allocators: o.replicas, LeaseDuration: o.lease, MaxStale: maxStale, AllocatorArgs: o.args,
+		BinDir: cmp.Or(o.bin, binDir), Allocators: o.replicas, LeaseDuration: o.lease, MaxStale: maxStale, AllocatorArgs: o.args,
 	}
 	ho := harness.Options{Hollow: &hollow.Options{Nodes: 4}, Stack: so}
 	if o.proxied != nil {

@@ -91,7 +91,7 @@ func read(e *history.Event, a Answer) (err error) {
 			return err
 		}
 		e.Sandbox, e.Pod, e.Owner, e.EndAt = s.SandboxID, s.PodName, s.Metadata[ClaimField], s.EndAt
-	case e.Kind == history.Release && a.Code == http.StatusNoContent:
+	case e.Kind == history.Release && a.Code == http.StatusNoContent && a.Header.Get(rest.OutstandingHeader) != "":
 		e.Outstanding, err = strconv.Atoi(a.Header.Get(rest.OutstandingHeader))
 		return err
 	case a.Code >= http.StatusBadRequest:

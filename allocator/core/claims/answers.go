@@ -131,7 +131,7 @@ func (t *Table) answerBatch(grant string, batch []*sandboxes.Sandbox, by time.Du
 		return nil
 	case len(live) == 0:
 		why := step.NotConfigured
-		if slices.ContainsFunc(batch, func(sb *sandboxes.Sandbox) bool { return sb.IdempotencyKey != "" }) {
+		if slices.ContainsFunc(batch, func(sb *sandboxes.Sandbox) bool { return sb.Keyed() }) {
 			why = step.KeyEnded
 		}
 		t.refuseGrant(grant, lines.All, step.ClaimRefused{Why: why, Sandbox: gone.Sandbox})

@@ -347,7 +347,7 @@ func (t *Table) Abandoned(token uint64) {
 		t.cancel(cl)
 	case grant != "":
 		for _, sb := range t.sandboxes.Granted(grant) {
-			if sb.IdempotencyKey == "" {
+			if !sb.Keyed() {
 				t.sandboxes.End(sb, sandboxes.Serving, fact.Because(fact.ReasonCanceled))
 			}
 		}
@@ -439,7 +439,7 @@ func (t *Table) grant(cl *Claim) {
 		t.tryAgain(cl, configured)
 		return
 	}
-	abandoned, id := cl.Callers() == 0 && req.binding.IdempotencyKey == "", fit[0].Grant()
+	abandoned, id := cl.Callers() == 0 && !req.binding.Keyed(), fit[0].Grant()
 	t.Grant(cl, id, len(fit))
 	if req.batch {
 		t.needs[id] = req.atLeast

@@ -131,7 +131,7 @@ func (m *model) ask() {
 	m.room = max(maxWaiting, m.waiting())
 	cl := &claim{
 		number: m.next, team: rapid.SampledFrom([]string{"x", "y"}).Draw(m.T, "team"),
-		key: rapid.SampledFrom([]string{"", "", "k", "l"}).Draw(m.T, "key"), count: 1, atLeast: 1,
+		key: rapid.SampledFrom([]string{"", "", "k", "l", internal}).Draw(m.T, "key"), count: 1, atLeast: 1,
 	}
 	if cl.key == "k" && m.chance(10, "other body") {
 		cl.hash = 1
@@ -239,6 +239,11 @@ func (m *model) pass(d time.Duration) {
 	m.step.Now.Wall = m.step.Now.Wall.Add(d)
 	m.table.TickPool(m.pool())
 	m.table.Tick(keep)
+	m.free()
+}
+
+// free ends the claims whose keys hold no longer.
+func (m *model) free() {
 	now := m.step.Now.Boot
 	for _, cl := range m.all {
 		if cl.state == granted && !slices.ContainsFunc(cl.got, func(id string) bool { return m.ids[id].freeAt == 0 || m.ids[id].freeAt > now }) {

@@ -59,6 +59,9 @@ type caller struct {
 	until time.Duration
 }
 
+// internal is the key of a claim without a key that a replica has forwarded.
+const internal = fact.InternalKeys + "k"
+
 type state int
 
 const (
@@ -212,7 +215,9 @@ func (m *model) heed() {
 		case sandboxes.Started:
 			m.table.Started(n.Sandbox)
 		case sandboxes.Released:
-			m.ids[n.Sandbox.ID].freeAt = m.step.Now.Boot + keep
+			if m.ids[n.Sandbox.ID].freeAt = m.step.Now.Boot; m.ids[n.Sandbox.ID].key != internal {
+				m.ids[n.Sandbox.ID].freeAt += keep
+			}
 			m.table.Released(n.Sandbox)
 			m.fences.Begin(n.Sandbox.ID, nil, m.step.Now.Boot)
 		}
@@ -433,6 +438,7 @@ func (m *model) compare(fresh []*claim) {
 			require.True(m, sb != nil, "%s is granted", id)
 		}
 	}
+	m.free()
 	m.all = slices.DeleteFunc(m.all, func(cl *claim) bool { return cl.state == over && m.calls(cl) == 0 })
 }
 

@@ -146,12 +146,19 @@ func (t *Table) Started(sb *sandboxes.Sandbox) { t.decided = append(t.decided, s
 
 // Released notes that the release of a sandbox is durable.
 func (t *Table) Released(sb *sandboxes.Sandbox) {
-	t.Keep(KeyOf(&sb.Binding), sb.Grant(), sb.ID, sb.ReleasedSince())
+	if sb.Keyed() {
+		t.Keep(KeyOf(&sb.Binding), sb.Grant(), sb.ID, sb.ReleasedSince())
+	} else {
+		t.Free(KeyOf(&sb.Binding), sb.Grant())
+	}
 	t.adopt(sb.Grant())
 }
 
 // Recovered enters the key of a sandbox of an earlier term.
 func (t *Table) Recovered(sb *sandboxes.Sandbox) {
+	if sb.Over() && !sb.Keyed() {
+		return
+	}
 	t.Recover(KeyOf(&sb.Binding), sb.RequestHash, sb.Grant())
 	if sb.Over() {
 		t.Keep(KeyOf(&sb.Binding), sb.Grant(), sb.ID, sb.ReleasedSince())

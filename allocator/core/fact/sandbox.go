@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -47,11 +48,21 @@ type Binding struct {
 	// must not be changed.
 	HTTPSPorts []uint16
 	// IdempotencyKey, if not "", makes every claim of the team with this key and
-	// a body of this hash the same claim.
+	// a body of this hash the same claim. See InternalKeys.
 	IdempotencyKey string
 	RequestHash    [sha256.Size]byte
 	// Batch, if not "", is the ID of the batch that it was claimed with.
 	Batch string
+}
+
+// InternalKeys begin the idempotency keys that replicas give to claims without one, so that they can repeat such a claim
+// at the next leader. Such a key holds until the release of the sandbox. Otherwise the claim counts as one without a key.
+const InternalKeys = "berth/"
+
+// Keyed reports whether the caller of the claim gave it an idempotency key. The key then holds after the release of the
+// sandbox, and the sandbox stays if its caller has gone.
+func (b *Binding) Keyed() bool {
+	return b.IdempotencyKey != "" && !strings.HasPrefix(b.IdempotencyKey, InternalKeys)
 }
 
 // Grant is the ID of what the claim got that has made the sandbox.

@@ -59,7 +59,7 @@ func (t *Table) ObjectSeen(pool fact.PoolKey, id string, revision fact.Revision,
 // LetGo removes the object of an ended sandbox that a user has deleted, when nothing needs it any longer. For a
 // sandbox without a key the write of its end does that.
 func (t *Table) LetGo(sb *Sandbox) {
-	if sb.deleting && sb.Phase == fact.Ended && !sb.objectRevision.Less(sb.Revision) && sb.IdempotencyKey != "" && !t.needsObject(sb) {
+	if sb.deleting && sb.Phase == fact.Ended && !sb.objectRevision.Less(sb.Revision) && sb.Keyed() && !t.needsObject(sb) {
 		sb.dropped = true
 		t.Emit(step.DeleteObject{Pool: sb.Pool, ID: sb.ID, Revision: sb.Revision})
 	}

@@ -14,6 +14,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/berth-sandbox/berth/internal/wait"
 )
 
 // Deadlines of every connection for its client: to send the header of a request, to send all of
@@ -34,6 +36,7 @@ const AdminConns = 256
 // HTTPServer is an HTTP server bound to its address.
 type HTTPServer struct {
 	name     string
+	conns    *conns
 	server   *http.Server
 	listener net.Listener
 }
@@ -50,7 +53,7 @@ func Listen(name, address string, maxConns int) (*HTTPServer, error) {
 
 func serveOn(name string, l net.Listener, maxConns int) *HTTPServer {
 	c := &conns{limit: maxConns, waiting: list.New(), all: map[net.Conn]*list.Element{}}
-	return &HTTPServer{name: name, listener: l, server: &http.Server{
+	return &HTTPServer{name: name, conns: c, listener: l, server: &http.Server{
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout,
 		WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ConnState: c.changed,
@@ -67,6 +70,12 @@ type conns struct {
 	mu      sync.Mutex
 	waiting *list.List                 // of net.Conn without a request, the longest waiting first
 	all     map[net.Conn]*list.Element // element in waiting, nil for connections with a request
+}
+
+func (c *conns) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.all)
 }
 
 func (c *conns) changed(conn net.Conn, state http.ConnState) {
@@ -121,6 +130,15 @@ func (s *HTTPServer) Serve(h http.Handler) error {
 	}
 	return nil
 }
+
+// Idle waits until no client is connected, or until ctx ends.
+func (s *HTTPServer) Idle(ctx context.Context) {
+	for s.conns.count() > 0 && wait.Sleep(ctx, idleEvery) {
+	}
+}
+
+// idleEvery is the interval in which Idle looks.
+const idleEvery = 10 * time.Millisecond
 
 // Stop ends Serve. It completes calls in progress until ctx ends, and then cuts off the rest.
 func (s *HTTPServer) Stop(ctx context.Context) {
