@@ -25,7 +25,7 @@ import (
 func TestChangesOfLeadersRefuseNoCall(t *testing.T) {
 	g := newGround(t, options{replicas: 2, lease: lease})
 	served := g.newPool("served", 30, nil)
-	for i := range times(2, 10) {
+	for i := range times(1, 10) {
 		g.changeLeaders(fmt.Sprintf("planned-%d", i), served, true)
 		g.changeLeaders(fmt.Sprintf("killed-%d", i), served, false)
 	}
