@@ -20,20 +20,26 @@ import (
 // balancer stands for a load balancer in front of the gateways. It leads each new connection to a gateway that is
 // ready, and never moves one that is open. A connection that a gateway refuses is lost.
 type balancer struct {
+	t        *testing.T
 	listener net.Listener
 	gateways []*stack.Gateway
 	ready    []atomic.Bool
 	turn     atomic.Uint64
 }
 
-// lookEvery is the pause between two looks at the readiness of a gateway, as probes have.
-const lookEvery = 100 * time.Millisecond
+const (
+	// lookEvery is the pause between two looks at the readiness of a gateway, as probes have.
+	lookEvery = 100 * time.Millisecond
+	// looks in a row have to agree that a gateway is ready, or is not. One may fail on a busy machine. Envoy's page
+	// says that it is ready some milliseconds before it listens.
+	looks = 3
+)
 
 func startBalancer(t *testing.T, gateways []*stack.Gateway) *balancer {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	b := &balancer{listener: listener, gateways: gateways, ready: make([]atomic.Bool, len(gateways))}
+	b := &balancer{t: t, listener: listener, gateways: gateways, ready: make([]atomic.Bool, len(gateways))}
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	var all sync.WaitGroup
 	t.Cleanup(func() {
@@ -43,8 +49,14 @@ func startBalancer(t *testing.T, gateways []*stack.Gateway) *balancer {
 	})
 	for i, g := range gateways {
 		all.Go(func() {
+			others := 0 // newest looks that differ from what counts
 			for ok := true; ok; ok = wait.Sleep(ctx, lookEvery) {
-				b.ready[i].Store(isReady(ctx, g))
+				if ready := isReady(ctx, g); ready == b.ready[i].Load() {
+					others = 0
+				} else if others++; others == looks {
+					b.ready[i].Store(ready)
+					others = 0
+				}
 			}
 		})
 	}
@@ -62,7 +74,8 @@ func startBalancer(t *testing.T, gateways []*stack.Gateway) *balancer {
 
 // isReady says what the readiness probes of a gateway's pod say: those of Envoy and of the router.
 func isReady(ctx context.Context, g *stack.Gateway) bool {
-	return g.Envoy.Check(ctx) == nil && slices.ContainsFunc([]*proc.Server{g.Router, g.Successor}, func(p *proc.Server) bool {
+	routers := []*proc.Server{g.Router, g.Successor}
+	return g.Envoy.Check(ctx) == nil && slices.ContainsFunc(routers, func(p *proc.Server) bool {
 		return p.Running() && p.Check(ctx) == nil
 	})
 }
@@ -93,6 +106,7 @@ func (b *balancer) serve(ctx context.Context, client net.Conn) {
 		}
 		gateway, err := dialerOf(b.gateways[i])(ctx)
 		if err != nil {
+			b.t.Logf("balancer: gateway %d: %v", i, err)
 			return
 		}
 		defer gateway.Close()
@@ -107,4 +121,5 @@ func (b *balancer) serve(ctx context.Context, client net.Conn) {
 		both.Wait()
 		return
 	}
+	b.t.Log("balancer: no gateway is ready")
 }

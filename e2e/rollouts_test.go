@@ -26,7 +26,7 @@ import (
 )
 
 var (
-	rolloutTimes = flag.Int("rollouts.times", 2, "how often each part is restarted as planned; routers are also killed half as often")
+	rolloutTimes = flag.Int("rollouts.times", 2, "how often each part is restarted as planned; half of it: routers killed")
 	rolloutRate  = flag.Float64("rollouts.rate", 50, "requests a second while parts are restarted")
 )
 
@@ -145,7 +145,8 @@ func (r *rollouts) claimOne(ctx context.Context, client *http.Client) {
 		})
 		return a, err == nil
 	}
-	a, ok := call(http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":60,"waitTimeout":50}`, r.pool), http.StatusCreated)
+	body := fmt.Sprintf(`{"templateID":%q,"timeout":60,"waitTimeout":50}`, r.pool)
+	a, ok := call(http.MethodPost, "/sandboxes", body, http.StatusCreated)
 	var s openapi.Sandbox
 	if !ok || json.Unmarshal([]byte(a.body), &s) != nil {
 		return
@@ -156,7 +157,8 @@ func (r *rollouts) claimOne(ctx context.Context, client *http.Client) {
 
 // talk keeps one WebSocket open until ctx ends.
 func (r *rollouts) talk(ctx context.Context, client *http.Client, s openapi.Sandbox) {
-	socket, _, err := websocket.Dial(ctx, "ws://"+r.host(8080, s.SandboxID)+"/ws", &websocket.DialOptions{HTTPClient: client})
+	url := "ws://" + r.host(8080, s.SandboxID) + "/ws"
+	socket, _, err := websocket.Dial(ctx, url, &websocket.DialOptions{HTTPClient: client})
 	if ctx.Err() != nil {
 		return
 	}
@@ -338,7 +340,8 @@ func TestPlannedRestartsFailNoRequest(t *testing.T) {
 		}
 	}
 	stop()
-	table := "\n| restarted | times | requests | failed | claims and releases | failed | WebSockets opened | open to the end of the drain | cut |\n|---|---|---|---|---|---|---|---|---|\n"
+	table := "\n| restarted | times | requests | failed | claims and releases | failed |" +
+		" WebSockets opened | open to the end of the drain | cut |\n" + strings.Repeat("|---", 9) + "|\n"
 	for _, n := range all {
 		table += fmt.Sprintf("| %s | %d | %d | %d | %d | %d | %d | %d | %d |\n", n.event, n.times, n.requests, n.failed,
 			n.claims, n.claimsFailed, n.sockets, n.socketsEnded, n.socketsLost)
