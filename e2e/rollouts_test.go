@@ -330,8 +330,8 @@ func TestPlannedRestartsFailNoRequest(t *testing.T) {
 		r.mu.Unlock()
 		for i := range n.times {
 			event.do(i)
+			wait.Sleep(t.Context(), drainTime/3) // until the balancer has noticed
 			require.True(t, r.front.allReady(t.Context()))
-			wait.Sleep(t.Context(), drainTime/3)
 		}
 		for _, g := range r.stack.Gateways { // the number of times may be odd
 			if g.Successor.Running() {
