@@ -214,6 +214,16 @@ images: image-archives
 	@docker version >/dev/null 2>&1 || { echo "not loaded: there is no Docker here, or it does not run. The images are in bin/images, for docker load or kind load image-archive" >&2; exit 1; }
 	@for image in allocator router agent demo-sandbox envoy; do docker load --input "bin/images/$$image.tar" || exit 1; done
 
+## release: build what a release has into bin/release, twice, and compare
+.PHONY: release
+release:
+	@tools/release
+
+## vulnerabilities: known vulnerabilities in what the programs use; needs the database of Go on the network
+.PHONY: vulnerabilities
+vulnerabilities:
+	$(call tool,release) govulncheck ./...
+
 ## lint: formatting, vet and golangci-lint
 .PHONY: lint
 lint:

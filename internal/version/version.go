@@ -3,4 +3,4 @@
 package version
 
 // Number is the version of the next release, or of this one if the tree is tagged.
-const Number = "0.1.0"
+const Number = "0.2.0"

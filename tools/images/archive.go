@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -33,14 +34,18 @@ func (l files) add(path string, mode fs.FileMode, content []byte) {
 	}
 }
 
-// layer returns the files and the directories above them as a layer.
-func (l files) layer() (v1.Layer, error) {
+// layer returns the files and the directories above them as a layer of this type.
+func (l files) layer(as types.MediaType) (v1.Layer, error) {
 	var packed bytes.Buffer
 	w := tar.NewWriter(&packed)
 	if err := errors.Join(w.AddFS(fstest.MapFS(l)), w.Close()); err != nil {
 		return nil, err
 	}
-	return static.NewLayer(packed.Bytes(), types.DockerUncompressedLayer), nil
+	if as == types.DockerUncompressedLayer {
+		return static.NewLayer(packed.Bytes(), as), nil
+	}
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(packed.Bytes())), nil },
+		tarball.WithMediaType(as))
 }
 
 // writeArchive writes the image as a Docker archive, all of it or nothing, and

@@ -13,7 +13,10 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
 	"github.com/stretchr/testify/require"
 )
 
@@ -64,7 +67,7 @@ func fakeProgram(machine elf.Machine, dynamic bool) []byte {
 
 // router is the spec of an image with small programs, in a directory of its own.
 func router(t *testing.T, version, programs string) spec {
-	s := spec{recipe: recipes()["router"], name: "router", version: version, arch: "amd64", files: map[string]string{}}
+	s := spec{recipe: recipes()["router"], name: "router", version: version, arch: "amd64", files: map[string]string{}, layerType: types.DockerUncompressedLayer}
 	for _, name := range s.programs {
 		s.files[name] = filepath.Join(t.TempDir(), name)
 		require.NoError(t, os.WriteFile(s.files[name], append(fakeProgram(elf.EM_X86_64, false), name+programs...), 0o700))
@@ -204,4 +207,67 @@ func TestFailedWriteLeavesTheOldArchive(t *testing.T) {
 	left, err := os.ReadDir(filepath.Dir(file))
 	require.NoError(t, err)
 	require.Len(t, left, 1)
+}
+
+func TestOCIArchiveHasAnImageForEachArchitecture(t *testing.T) {
+	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+	write := func() (file string, digest v1.Hash) {
+		var built []v1.Image
+		for _, arch := range []string{"amd64", "arm64"} {
+			s := router(t, "1.0", "")
+			s.arch, s.layerType = arch, types.OCILayer
+			for _, file := range s.files {
+				require.NoError(t, os.WriteFile(file, fakeProgram(machine[arch], false), 0o700))
+			}
+			image, err := s.build()
+			require.NoError(t, err)
+			built = append(built, image)
+		}
+		index, err := ociIndex(built)
+		require.NoError(t, err)
+		file = filepath.Join(t.TempDir(), "router.tar")
+		size, err := writeOCI(file, "1.0", index)
+		require.NoError(t, err)
+		info, err := os.Stat(file)
+		require.NoError(t, err)
+		require.Equal(t, info.Size(), size)
+		digest, err = index.Digest()
+		require.NoError(t, err)
+		return file, digest
+	}
+	file, digest := write()
+	again, digestAgain := write()
+	require.Equal(t, digest, digestAgain)
+	first, err := os.ReadFile(file)
+	require.NoError(t, err)
+	second, err := os.ReadFile(again)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(first, second))
+
+	tree := t.TempDir()
+	for tr := tar.NewReader(bytes.NewReader(first)); ; {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		content, err := io.ReadAll(tr)
+		require.NoError(t, err)
+		require.NoError(t, os.MkdirAll(filepath.Join(tree, filepath.Dir(h.Name)), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(tree, h.Name), content, 0o600))
+	}
+	root, err := layout.ImageIndexFromPath(tree)
+	require.NoError(t, err)
+	require.NoError(t, validate.Index(root))
+	index, err := root.ImageIndex(digest)
+	require.NoError(t, err)
+	manifest, err := index.IndexManifest()
+	require.NoError(t, err)
+	require.Equal(t, types.OCIImageIndex, manifest.MediaType)
+	var platforms []string
+	for _, image := range manifest.Manifests {
+		require.Equal(t, types.OCIManifestSchema1, image.MediaType)
+		platforms = append(platforms, image.Platform.String())
+	}
+	require.Equal(t, []string{"linux/amd64", "linux/arm64"}, platforms)
 }

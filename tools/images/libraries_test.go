@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 )
 
@@ -18,7 +19,7 @@ func TestDynamicProgramRunsWithWhatWasFound(t *testing.T) {
 	if _, dynamic, err := readProgram(program); err != nil || !dynamic {
 		t.Skipf("%s is not a dynamic program here: %v", program, err)
 	}
-	image, err := spec{recipe: recipes()[envoyImage], name: envoyImage, version: "0", arch: runtime.GOARCH,
+	image, err := spec{recipe: recipes()[envoyImage], name: envoyImage, layerType: types.DockerUncompressedLayer, version: "0", arch: runtime.GOARCH,
 		files: map[string]string{"envoy": program}}.build()
 	require.NoError(t, err)
 	require.Equal(t, "it runs\n", runIn(t, unpack(t, image), "envoy", "-c", "echo it runs"))

@@ -23,7 +23,7 @@ func linkerFlags(version string) string {
 // buildPrograms builds Berth's programs into the directory out, static and with
 // nothing in them of the machine: what a person's Go settings would change in
 // the result is overridden.
-func buildPrograms(ctx context.Context, f *flags, programs []string, out string, stderr io.Writer) error {
+func buildPrograms(ctx context.Context, f *flags, arch string, programs []string, out string, stderr io.Writer) error {
 	args := []string{"build", "-ldflags", linkerFlags(f.Version), "-o", out + "/"}
 	for _, program := range programs {
 		args = append(args, "./cmd/"+program)
@@ -31,7 +31,7 @@ func buildPrograms(ctx context.Context, f *flags, programs []string, out string,
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = f.Source
 	cmd.Stdout, cmd.Stderr = stderr, stderr
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+f.Arch, "GOAMD64=v1", "GOARM64=v8.0",
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0",
 		"GOEXPERIMENT=", "GOFIPS140=off", "GOWORK=off", "GOFLAGS=-trimpath -buildvcs=false")
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("build Berth's programs in %s: %w", f.Source, err)

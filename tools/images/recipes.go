@@ -9,6 +9,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
 const (
@@ -53,6 +54,7 @@ type spec struct {
 	recipe
 	name, version, arch string
 	files               map[string]string // of each program, on this machine
+	layerType           types.MediaType
 }
 
 func (s spec) reference() string { return "berth/" + s.name + ":" + s.version }
@@ -121,7 +123,7 @@ func (s spec) build() (v1.Image, error) {
 		return nil, err
 	}
 	for _, l := range layers {
-		packed, err := l.layer()
+		packed, err := l.layer(s.layerType)
 		if err != nil {
 			return nil, fmt.Errorf("layer %s: %w", l.what, err)
 		}
