@@ -25,6 +25,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/internal/options"
+	"github.com/berth-sandbox/berth/internal/rate"
 	"github.com/berth-sandbox/berth/internal/wait"
 )
 
@@ -75,6 +76,8 @@ type Options struct {
 	// TeamLimits is a file with the limits of the teams: see teamLimits. It is read again when it
 	// changes. Optional: without it there are none.
 	TeamLimits string
+	// KeyRate bounds the calls of each API key at this replica. Optional: the zero Limit is none.
+	KeyRate rate.Limit
 	// JournalBytesPerSecond bounds the rate of writes to the journal. etcd keeps every version
 	// until its compaction, five minutes by default. Default 1 MiB.
 	JournalBytesPerSecond int
@@ -171,6 +174,7 @@ func New(o Options) (*Allocator, error) {
 	if a.api, err = rest.New(rest.Options{
 		Allocator: a, Keys: o.Keys, DialLeader: o.DialLeader, AccessKey: o.AccessKey, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
 		MinIdleTimeout: o.ConnectWindow, ReapDryRun: o.ReapDryRun, ClaimQueue: o.MaxWaiting, Log: o.Log,
+		KeyRate: o.KeyRate, OnRateLimited: func() { a.metrics.rateLimited.Inc() },
 	}); err != nil {
 		return nil, err
 	}

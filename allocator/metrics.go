@@ -27,6 +27,7 @@ type metrics struct {
 	commits       prometheus.Histogram
 	heldBack      prometheus.Counter
 	slotsRepaired prometheus.Counter
+	rateLimited   prometheus.Counter
 	journalWrong  prometheus.Gauge // 0 or 1
 	acknowledged  prometheus.Histogram
 	violatedTerms prometheus.Gauge
@@ -80,6 +81,9 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 	m.slotsRepaired = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "berth_allocator_journal_slots_repaired_total", Help: "JournalSlot objects that another client deleted or wrote to, and that the leader restored.",
 	})
+	m.rateLimited = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "berth_allocator_calls_rate_limited_total", Help: "Calls of the HTTP API that this replica refused because of --key-calls-per-second. The log names the keys.",
+	})
 	m.journalWrong = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "berth_allocator_journal_damaged", Help: "1 while JournalSlot objects are damaged and the leader cannot restore them: no other leader could open the journal.",
 	})
@@ -119,7 +123,7 @@ func (m *metrics) register(reg prometheus.Registerer, a *Allocator) error {
 		})
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.claimed, m.batches, m.pools.total, m.pools.wait, m.releases, m.podFailures, m.recycles, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong, m.violatedTerms, m.withheld,
+		m.claims, m.claimed, m.batches, m.pools.total, m.pools.wait, m.releases, m.podFailures, m.recycles, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.rateLimited, m.journalWrong, m.violatedTerms, m.withheld,
 		journaled("berth_allocator_journal_batches_total", "Batches written to the journal.", func(s journal.Stats) uint64 { return s.Batches }),
 		journaled("berth_allocator_journal_records_total", "New records written to the journal.", func(s journal.Stats) uint64 { return s.Records }),
 		journaled("berth_allocator_journal_carried_total", "Records carried into another batch because no Sandbox object showed them yet.", func(s journal.Stats) uint64 { return s.Carried }),

@@ -27,7 +27,7 @@ func withAgents(tb testing.TB) (ask func(keysAndValues ...string) (code int, hea
 		sandboxes.Put(id, route)
 	}
 	sandboxes.Release("gone", routecache.End{})
-	server.held.Store(maxHeld) // no request waits
+	server.held.fill() // no request waits
 	return func(keysAndValues ...string) (int, map[string]string, bool) {
 		answer, err := server.ask(encoded(tb, headersOf(keysAndValues...)))
 		require.NoError(tb, err)

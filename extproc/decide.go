@@ -61,10 +61,12 @@ func (d *decision) made() bool { return d.redirect != nil || d.dst.IsValid() }
 
 type decider struct {
 	o Options
-	// park reports whether one more request may wait, and counts it until release is called.
-	park func() (release func(), ok bool)
+	// park reports whether one more request for a sandbox may wait, and counts it until release is called.
+	park func(id sandboxid.Key) (release func(), ok bool)
 	// full reports whether requests that wait have all the memory that they may have.
 	full func() bool
+	// limited counts a request that a limit of its sandbox has refused, for the pool of the sandbox.
+	limited func(pool string, reason apierror.Reason)
 	// verdictWait receives how long a request has waited for a verdict.
 	verdictWait func(time.Duration)
 }
@@ -86,9 +88,9 @@ const (
 // This does not compile unless the wait for a verdict leaves a second for a lookup.
 const _ = uint(MaxWait - maxVerdictWait - time.Second)
 
-// holder asks Envoy for more time and reports whether a request may be held that long. The
+// holder asks Envoy for more time and reports whether a request for a sandbox may be held that long. The
 // request is counted as held until release is called.
-type holder func(time.Duration) (release func(), ok bool)
+type holder func(id sandboxid.Key, limit time.Duration) (release func(), ok bool)
 
 // target returns the sandbox that the request is for, or why it is refused.
 func (d *decider) target(r *request) (Target, *apierror.Error) {
@@ -138,7 +140,7 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (decision
 		answer, err := d.lookup(ctx, target.ID, deadline)
 		if errors.Is(err, routecache.ErrNotFresh) || errors.Is(err, routecache.ErrDisconnected) {
 			// There is no leader, or this router has not found it yet, while a claim may have been answered.
-			if d.awaitJoined(ctx, held != nil, deadline) {
+			if d.awaitJoined(ctx, target.ID, held != nil, deadline) {
 				continue
 			}
 		}
@@ -153,7 +155,7 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (decision
 			return decision{}, target.noSuchSandbox()
 		case routecache.Starting:
 			if held == nil {
-				release, ok := hold(answer.Hold)
+				release, ok := hold(target.ID, answer.Hold)
 				if !ok {
 					return decision{}, target.refuse(apierror.SandboxStarting, "this sandbox is starting; try again")
 				}
@@ -174,6 +176,9 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (decision
 			verdictWait -= time.Since(began)
 		case routecache.Routable:
 			to, pause, refusal := d.try(r, target, &answer.Route)
+			if refusal != nil && (refusal.Reason == apierror.RateLimited || refusal.Reason == apierror.TooManyOpen) {
+				d.limited(answer.Route.Pool, refusal.Reason)
+			}
 			if refusal != nil || to.made() {
 				return to, refusal
 			}
@@ -232,10 +237,17 @@ func (d *decider) try(r *request, target Target, route *routecache.Route) (to de
 			"the sandbox's address is outside the configured pod address ranges; tell the operator")
 	}
 	admitted, why, pause := d.o.Sandboxes.Admit(target.ID, *route, port, isGRPC(r.contentType))
-	if why == admission.TooManyPorts {
+	switch why {
+	case admission.Admitted:
+	case admission.TooManyPorts:
 		return to, 0, target.tooManyPorts()
-	}
-	if why != admission.Admitted {
+	case admission.TooFast:
+		refusal = target.refuse(apierror.RateLimited, "this sandbox gets more requests per second than this gateway lets pass for one sandbox; try again")
+		refusal.RetryAfter = int((pause + time.Second - 1) / time.Second)
+		return to, 0, refusal
+	case admission.TooManyOpen:
+		return to, 0, target.refuse(apierror.TooManyOpen, "this sandbox has as many requests open as one sandbox may have at this gateway; try again")
+	case admission.Again:
 		return to, pause, nil
 	}
 	to = decision{
@@ -248,17 +260,17 @@ func (d *decider) try(r *request, target Target, route *routecache.Route) (to de
 }
 
 // room takes a place for a request that waits. One that is held has its place already.
-func (d *decider) room(held bool) (release func(), ok bool) {
+func (d *decider) room(id sandboxid.Key, held bool) (release func(), ok bool) {
 	if held {
 		return func() {}, true
 	}
-	return d.park()
+	return d.park(id)
 }
 
 // awaitJoined returns true when a lookup that has failed may be repeated, and false if that is not so before
 // deadline, or if there is no room to wait for it.
-func (d *decider) awaitJoined(ctx context.Context, held bool, deadline time.Time) bool {
-	release, ok := d.room(held)
+func (d *decider) awaitJoined(ctx context.Context, id sandboxid.Key, held bool, deadline time.Time) bool {
+	release, ok := d.room(id, held)
 	if !ok {
 		return false
 	}
@@ -271,7 +283,7 @@ func (d *decider) awaitJoined(ctx context.Context, held bool, deadline time.Time
 // awaitVerdict returns true when id may be looked up again, and false if there is no verdict
 // within limit or no room to wait for it.
 func (d *decider) awaitVerdict(ctx context.Context, id sandboxid.Key, held bool, limit time.Duration) bool {
-	release, ok := d.room(held)
+	release, ok := d.room(id, held)
 	if !ok {
 		return false
 	}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc/admission"
@@ -37,7 +38,7 @@ type tried struct {
 }
 
 // unheld is a holder that holds no request.
-func unheld(time.Duration) (func(), bool) { return nil, false }
+func unheld(sandboxid.Key, time.Duration) (func(), bool) { return nil, false }
 
 // Find finds nothing, so that every decision looks up.
 func (h *history) Find(sandboxid.Key) (routecache.Route, bool) {
@@ -125,8 +126,8 @@ func (h *history) decider() *decider {
 			Hosts: Hosts{Domain: domain}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")},
 			LookupTimeout: time.Second, Routes: h, Sandboxes: h, TeamKeys: &h.keys,
 		},
-		full: func() bool { return false },
-		park: func() (func(), bool) { return func() {}, true }, verdictWait: func(time.Duration) {},
+		full: func() bool { return false }, limited: func(string, apierror.Reason) {},
+		park: func(sandboxid.Key) (func(), bool) { return func() {}, true }, verdictWait: func(time.Duration) {},
 	}
 }
 

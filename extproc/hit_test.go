@@ -18,6 +18,7 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc/admission"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/rate"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/routecache"
@@ -62,11 +63,17 @@ func fromEnvoy(host string) *extprocv3.ProcessingRequest {
 // hitServer is a server with real sandboxes. Envoy lists port 9000 of podRoute.
 func hitServer(tb testing.TB, change func(o *Options)) (*Server, *admission.Sandboxes) {
 	tb.Helper()
+	return limitedServer(tb, rate.Limit{}, change)
+}
+
+// limitedServer is hitServer with a limit of the rate of each sandbox.
+func limitedServer(tb testing.TB, limit rate.Limit, change func(o *Options)) (*Server, *admission.Sandboxes) {
+	tb.Helper()
 	hosts := map[look.Host]int{{AddrPort: netip.AddrPortFrom(podRoute.Addr, 9000)}: 1}
 	sandboxes, err := admission.New(admission.Options{
 		Routes: routecache.Options{Now: bootclock.Now, Ask: func(string) bool { return false }},
 		Uses: lastactive.Options{
-			ConnectWindow: envoy.ConnectWindow, Now: bootclock.Now,
+			ConnectWindow: envoy.ConnectWindow, Now: bootclock.Now, Rate: limit,
 			Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "this", Hosts: hosts}, nil },
 		},
 	})
@@ -127,8 +134,14 @@ func TestEachRequestCountsAsOneHit(t *testing.T) {
 
 // BenchmarkHit is what the router does for a request whose route is known, without HTTP/2.
 func BenchmarkHit(b *testing.B) {
+	for name, perSecond := range map[string]float64{"unlimited": 0, "limited": 1_000_000} {
+		b.Run(name, func(b *testing.B) { benchmarkHit(b, rate.PerSecond(perSecond)) })
+	}
+}
+
+func benchmarkHit(b *testing.B, limit rate.Limit) {
 	const sandboxes = 10_000
-	server, cache := hitServer(b, nil)
+	server, cache := limitedServer(b, limit, nil)
 	messages := make([][]byte, sandboxes)
 	for i := range messages {
 		id := fmt.Sprintf("%020d", i)
@@ -196,7 +209,7 @@ func TestHitAnswersWithPresentRouteAndPort(t *testing.T) {
 	cache.Release("def", routecache.End{})
 	require.Equal(t, map[string]any{"reply": "sandbox_gone"}, at("9000-def"))
 	cache.Expire()
-	server.held.Store(maxHeld) // no request may wait for a leader
+	server.held.fill() // no request may wait for a leader
 	require.Equal(t, map[string]any{"reply": "router_not_ready"}, at("9000-abc"))
 }
 

@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"fmt"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -30,11 +31,13 @@ func TestHeldRequestsKeepWhatDecisionsRead(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache := newOptions(socket)
 	server := serve(t, o)
-	cache.Resolve("abc", routecache.Answer{Status: routecache.Starting, Hold: 30 * time.Second})
 	conn := dial(t, socket)
-	message := headersOf(":method", "GET", ":authority", "9000-abc."+domain, ":path", "/"+strings.Repeat("a", 60_000))
+	path := "/" + strings.Repeat("a", 60_000)
 	before := inUse()
-	for range maxHeld {
+	for i := range maxHeld {
+		id := fmt.Sprintf("s%d", i)
+		cache.Resolve(id, routecache.Answer{Status: routecache.Starting, Hold: 30 * time.Second})
+		message := headersOf(":method", "GET", ":authority", "9000-"+id+"."+domain, ":path", path)
 		stream, err := extprocv3.NewExternalProcessorClient(conn).Process(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, stream.Send(message))
@@ -42,7 +45,7 @@ func TestHeldRequestsKeepWhatDecisionsRead(t *testing.T) {
 		require.NoError(t, err)
 		require.NotNil(t, more.GetOverrideMessageTimeout())
 	}
-	require.EqualValues(t, maxHeld, server.held.Load())
+	require.EqualValues(t, maxHeld, server.held.len())
 	grown := inUse() - before
 	t.Logf("%d bytes for each of %d", grown/maxHeld, maxHeld)
 	require.Less(t, grown, int64(maxHeld*each))

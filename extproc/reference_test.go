@@ -10,7 +10,7 @@ import (
 
 func TestMetricReferenceIsTheGoldenFile(t *testing.T) {
 	var registered docs.Metrics
-	_, err := newMetrics(&registered, func() int { return 0 }, func() int64 { return 0 })
+	_, err := newMetrics(&registered, func() int { return 0 }, func() int { return 0 })
 	require.NoError(t, err)
 	docs.Section(t, "docs/reference/metrics.md", "requests", registered.Table(t))
 }

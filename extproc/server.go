@@ -60,7 +60,7 @@ type Server struct {
 	refusals  *zap.Logger
 	transport transport
 	health    *health.Server
-	held      atomic.Int64
+	held      places
 	waiting   atomic.Int64 // bytes, see maxWaiting
 	// connections is the number of open connections.
 	connections atomic.Int64
@@ -98,8 +98,9 @@ func New(o Options) (*Server, error) {
 	s.calls.New = func() any { return &call{server: s} }
 	s.decider.park = s.park
 	s.decider.full = func() bool { return s.waiting.Load() > maxWaiting }
+	s.decider.limited = func(pool string, reason apierror.Reason) { s.metrics.countLimited(pool, reason) }
 	s.decider.verdictWait = func(waited time.Duration) { s.metrics.quiesced.Observe(waited.Seconds()) }
-	if s.metrics, err = newMetrics(o.Metrics, o.Sandboxes.Unread, s.held.Load); err != nil {
+	if s.metrics, err = newMetrics(o.Metrics, o.Sandboxes.Unread, s.held.len); err != nil {
 		return nil, fmt.Errorf("extproc: register metrics: %w", err)
 	}
 	if o.GRPCGo {
@@ -337,21 +338,16 @@ func (c *call) admitted() wire.Answer {
 	return c.answer
 }
 
-const (
-	// maxHeld bounds the requests that wait for a leader, or for sandboxes that are starting or
-	// quiesced. Each holds a stream here, and memory in Envoy.
-	maxHeld = 2000
-	// maxHold bounds how long one request is held.
-	maxHold = envoy.MaxHold
-)
+// maxHold bounds how long one request is held.
+const maxHold = envoy.MaxHold
 
 // holderOf returns how a request is held whose messages to Envoy go through send.
 func (s *Server) holderOf(send func(wire.Answer) error) holder {
-	return func(d time.Duration) (release func(), ok bool) {
+	return func(id sandboxid.Key, d time.Duration) (release func(), ok bool) {
 		if d <= 0 || d > maxHold {
 			return nil, false
 		}
-		if release, ok = s.park(); !ok {
+		if release, ok = s.park(id); !ok {
 			return nil, false
 		}
 		// A message that sets only the timeout is no answer. Envoy accepts one per request.
@@ -367,15 +363,13 @@ func (s *Server) holderOf(send func(wire.Answer) error) holder {
 	}
 }
 
-// park reports whether one more request may wait, and counts it until release is called. Envoy
+// park reports whether one more request for a sandbox may wait, and counts it until release is called. Envoy
 // need not be asked for more time if MaxWait bounds the wait.
-func (s *Server) park() (release func(), ok bool) {
-	release = func() { s.held.Add(-1) }
-	if s.held.Add(1) > maxHeld {
-		release()
+func (s *Server) park(id sandboxid.Key) (release func(), ok bool) {
+	if !s.held.take(id) {
 		return nil, false
 	}
-	return release, true
+	return func() { s.held.giveBack(id) }, true
 }
 
 // maxRefusalsLogged is how many refusals per second are logged for each reason. The metric

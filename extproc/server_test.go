@@ -169,7 +169,7 @@ func TestRefusalAnswersInPlaceOfSandbox(t *testing.T) {
 	server := serve(t, o)
 	cache.Release("gone", routecache.End{})
 	cache.Release("idle", routecache.End{Reason: "Idle", AtUnix: 1700000000})
-	server.held.Store(maxHeld)
+	server.held.fill()
 	conn := dial(t, socket)
 	for host, c := range map[string]struct {
 		code int
@@ -362,12 +362,12 @@ func TestHeldRequestContinuesWhenSandboxRuns(t *testing.T) {
 	require.Nil(t, response.GetResponse(), "that would be the answer")
 	require.Nil(t, response.GetDynamicMetadata())
 	require.Equal(t, 20*time.Second+envoy.MessageTimeout, response.GetOverrideMessageTimeout().AsDuration())
-	require.EqualValues(t, 1, server.held.Load())
+	require.EqualValues(t, 1, server.held.len())
 	cache.Put("abc", podRoute)
 	response, err = stream.Recv()
 	require.NoError(t, err)
 	require.Equal(t, "10.1.2.3:9000", response.GetDynamicMetadata().AsMap()["berth"].(map[string]any)["dst"])
-	require.Zero(t, server.held.Load())
+	require.Zero(t, server.held.len())
 
 	// Too long for Envoy, or too many: refused at once.
 	cache.Resolve("def", routecache.Answer{Status: routecache.Starting, Hold: maxHold + 1})
@@ -375,11 +375,11 @@ func TestHeldRequestContinuesWhenSandboxRuns(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 503, response.GetImmediateResponse().GetStatus().GetCode())
 	cache.Resolve("ghi", routecache.Answer{Status: routecache.Starting, Hold: time.Second})
-	server.held.Store(maxHeld)
+	server.held.fill()
 	response, err = ask(t, conn, get("9000-ghi."+domain))
 	require.NoError(t, err)
 	require.EqualValues(t, 503, response.GetImmediateResponse().GetStatus().GetCode())
-	require.EqualValues(t, maxHeld, server.held.Load())
+	require.EqualValues(t, maxHeld, server.held.len())
 	cancel()
 	server.stop(soon)
 }
@@ -467,11 +467,11 @@ func TestHeldRequestContinuesAfterResumeAndIsMeasured(t *testing.T) {
 		}
 		answers <- answer
 	}()
-	require.Eventually(t, func() bool { return server.held.Load() == 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return server.held.len() == 1 }, soon, time.Millisecond)
 	require.Empty(t, answers)
 	cache.Resume("abc")
 	require.NotNil(t, (<-answers).GetRequestHeaders(), "nothing else was said: Envoy was not asked for more time")
-	require.Zero(t, server.held.Load())
+	require.Zero(t, server.held.len())
 	require.Equal(t, 1, testutil.CollectAndCount(server.metrics.quiesced))
 	server.stop(soon)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -29,7 +30,7 @@ func TestRequestWaitsForRoomInEnvoysList(t *testing.T) {
 				d := h.decider()
 				began := time.Now()
 				// One sandbox could keep all places for waiting requests.
-				d.park = func() (func(), bool) { return nil, false }
+				d.park = func(sandboxid.Key) (func(), bool) { return nil, false }
 				h.wait, h.full = 200*time.Millisecond, time.Now().Add(c.lasts)
 				a, refusal := d.decide(t.Context(), &request{authority: []byte("9000-abc." + domain), method: []byte("POST"), contentType: []byte("application/grpc")}, unheld)
 				require.Less(t, time.Since(began), envoy.MessageTimeout)
@@ -137,7 +138,7 @@ func TestRequestIsHeldUntilTheRouterHasJoined(t *testing.T) {
 				d := h.decider()
 				d.o.Routes, d.o.LookupTimeout = w.Cache, 2*time.Second
 				parked := 0
-				d.park = func() (func(), bool) {
+				d.park = func(sandboxid.Key) (func(), bool) {
 					if c.full {
 						return nil, false
 					}
@@ -218,7 +219,7 @@ func TestRequestIsHeldUntilTheSandboxRuns(t *testing.T) {
 				}
 				asked, released := 0, 0
 				began := time.Now()
-				a, refusal := h.decider().decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, func(d time.Duration) (func(), bool) {
+				a, refusal := h.decider().decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, func(_ sandboxid.Key, d time.Duration) (func(), bool) {
 					asked++
 					require.Equal(t, 10*time.Second, d)
 					return func() { released++ }, true
@@ -287,14 +288,14 @@ func TestQuiescedSandboxHoldsRequestsUntilVerdict(t *testing.T) {
 				}
 				d := h.decider()
 				parked := 0
-				d.park = func() (func(), bool) {
+				d.park = func(sandboxid.Key) (func(), bool) {
 					if c.full {
 						return nil, false
 					}
 					parked++
 					return func() { parked-- }, true
 				}
-				a, refusal := d.decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, func(time.Duration) (func(), bool) { return func() {}, true })
+				a, refusal := d.decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, func(sandboxid.Key, time.Duration) (func(), bool) { return func() {}, true })
 				require.Equal(t, c.waited, time.Since(began))
 				require.Zero(t, parked)
 				if c.reason == "" {
@@ -359,7 +360,7 @@ func TestWaitsFitEnvoysTimeout(t *testing.T) {
 			d := h.decider()
 			d.o.LookupTimeout = MaxWait
 			var held time.Time
-			_, refusal := d.decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, func(time.Duration) (func(), bool) {
+			_, refusal := d.decide(t.Context(), &request{authority: []byte("8080-abc." + domain), method: []byte("GET")}, func(sandboxid.Key, time.Duration) (func(), bool) {
 				held = time.Now()
 				return func() {}, true
 			})

@@ -43,6 +43,16 @@
 //   - Many sandboxes together cannot either. Envoy lists about 40,000 entries, and at most 4 more
 //     for each sandbox above 5,000. Above half of that each sandbox has a fair share of ports.
 //
+// # Limits of one sandbox
+//
+// Begin refuses a request above Options.Rate or Options.MaxOpen, before it counts as use.
+//
+//   - A request that goes on costs one token. Cancel gives it back, so a request that is tried several times costs one.
+//   - The bucket is a part of the entry. It is full again at most when the entry is made anew.
+//   - What is open is what the newest good look shows, so the bound is not exact. Until the next look as many more are
+//     admitted as Options.Rate allows, and what has ended still counts. While looks fail, the bound has no effect.
+//   - Both count the requests through this router's Envoy only.
+//
 // # What breaks them
 //
 //   - A caller that checks the flag before it calls Begin, or that serves a route before Expect or after Forget. In the

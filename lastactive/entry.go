@@ -39,6 +39,11 @@ type Entry struct {
 	addr     netip.Addr
 	minBytes uint64
 
+	// full is when the bucket of Options.Rate is full, since Tracker.started.
+	full atomic.Int64
+	// crowded: the newest good look has shown Options.MaxOpen requests or more.
+	crowded atomic.Bool
+
 	unread   atomic.Int64 // answers that Envoy may not have read
 	lastRead atomic.Int64 // Tracker.lookBegan at the newest Read; negative: no Read yet
 
@@ -69,7 +74,31 @@ func (e *Entry) Read() {
 }
 
 // Cancel records that the request was not admitted.
-func (e *Entry) Cancel() { e.unread.Add(-1) }
+func (e *Entry) Cancel() {
+	e.unread.Add(-1)
+	e.giveBack()
+}
+
+// take takes from the bucket what one request costs. If the bucket has too little, it takes nothing, and wait is the time
+// until it has enough.
+func (e *Entry) take() (wait time.Duration) {
+	limit := e.t.o.Rate
+	if limit.Every() == 0 {
+		return 0
+	}
+	// This clock stands still while the machine is suspended, and costs less than Options.Now.
+	now := time.Since(e.t.started)
+	for {
+		full := e.full.Load()
+		after, wait := limit.Take(time.Duration(full), now)
+		if wait > 0 || e.full.CompareAndSwap(full, int64(after)) {
+			return wait
+		}
+	}
+}
+
+// giveBack returns what take has taken.
+func (e *Entry) giveBack() { e.full.Add(-int64(e.t.o.Rate.Every())) }
 
 func (e *Entry) noteRead() {
 	began := e.t.lookBegan.Load()

@@ -77,6 +77,11 @@ func (t *Tracker) Look(ctx context.Context) error {
 		t.newest = Report{Gateway: l.Gateway, EnvoyEnded: l.Hosts == nil, Began: began, Took: took}
 	} else {
 		t.newest = Report{LookError: err.Error(), Took: t.newest.Took}
+		if t.o.MaxOpen > 0 {
+			for _, e := range t.entries.All() {
+				e.crowded.Store(false) // looks that fail would not show that it is over
+			}
+		}
 	}
 	select {
 	case t.lookDone <- struct{}{}:
@@ -93,7 +98,9 @@ func (t *Tracker) apply(now *shown, moved connections) {
 		now.addrs[h.Addr()] = listing{l.open + open, l.ports + 1}
 	}
 	for _, e := range t.entries.All() {
-		active, kind := now.addrs[e.addr].open > 0, e.kind
+		open := now.addrs[e.addr].open
+		e.crowded.Store(t.o.MaxOpen > 0 && open >= t.o.MaxOpen)
+		active, kind := open > 0, e.kind
 		unread, lastRead := e.use()
 		admitted := unread || lastRead >= before.began
 		if admitted {

@@ -15,11 +15,11 @@ func TestPortsOfASandboxAreBounded(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.tracker.Expect("a", addr(podA), 0)
 		begin := func(port int) bool {
-			e, wait := w.tracker.Begin(key("a"), netip.AddrPortFrom(addr(podA), uint16(port)), false)
+			e, refusal := w.tracker.Begin(key("a"), netip.AddrPortFrom(addr(podA), uint16(port)), false)
 			if e != nil {
 				e.Read()
 			}
-			require.Zero(w, wait)
+			require.Zero(w, refusal.Wait)
 			return e != nil
 		}
 		for port := range maxPorts {
@@ -43,12 +43,12 @@ func TestFirstRequestsAboveTheBoundWait(t *testing.T) {
 		w.tracker.Expect("a", addr(podA), 0)
 		begin := func(to string, http2 bool, n int) (admitted int, wait time.Duration) {
 			for range n {
-				e, after := w.tracker.Begin(key("a"), netip.MustParseAddrPort(to), http2)
+				e, refusal := w.tracker.Begin(key("a"), netip.MustParseAddrPort(to), http2)
 				if e != nil {
 					e.Read()
 					admitted++
 				}
-				wait = max(wait, after)
+				wait = max(wait, refusal.Wait)
 			}
 			return admitted, wait
 		}
@@ -79,10 +79,10 @@ func TestBusySandboxMayUseNewPorts(t *testing.T) {
 		w.tracker.Expect("a", addr(podA), 0)
 		for range 50 { // over 10 s
 			for range 1000 {
-				e, wait := w.tracker.Begin(key("a"), netip.MustParseAddrPort(podA), false)
+				e, refusal := w.tracker.Begin(key("a"), netip.MustParseAddrPort(podA), false)
 				if e == nil {
-					require.Positive(w, wait)
-					w.passes(wait)
+					require.Equal(w, Again, refusal.Why)
+					w.passes(refusal.Wait)
 					e = w.begin("a", podA)
 				}
 				e.Read()
@@ -100,11 +100,11 @@ func TestManySandboxesTogetherKeepLooksShort(t *testing.T) {
 	inWorld(t, func(w *world) {
 		const many = 100
 		begin := func(id, to string, port int) (admitted bool, wait time.Duration) {
-			e, wait := w.tracker.Begin(key(id), netip.AddrPortFrom(addr(to), uint16(port)), false)
+			e, refusal := w.tracker.Begin(key(id), netip.AddrPortFrom(addr(to), uint16(port)), false)
 			if e != nil {
 				e.Read()
 			}
-			return e != nil, wait
+			return e != nil, refusal.Wait
 		}
 		name := func(i int) (id, at string) { return fmt.Sprint("many", i), fmt.Sprintf("10.1.0.%d:80", i) }
 		for i := range many {
@@ -166,8 +166,8 @@ func TestFullListIsSharedAmongSandboxes(t *testing.T) {
 			w.passes(2 * time.Second)
 			admitted := 0
 			for port := range maxPorts + 1 {
-				e, wait := w.tracker.Begin(key("sandbox0"), netip.AddrPortFrom(netip.AddrFrom4([4]byte{10}), uint16(1+port)), false)
-				require.Zero(w, wait)
+				e, refusal := w.tracker.Begin(key("sandbox0"), netip.AddrPortFrom(netip.AddrFrom4([4]byte{10}), uint16(1+port)), false)
+				require.Zero(w, refusal.Wait)
 				if e != nil {
 					e.Read()
 					admitted++

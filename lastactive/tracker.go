@@ -13,6 +13,7 @@ import (
 	"github.com/berth-sandbox/berth/api/activity"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/internal/options"
+	"github.com/berth-sandbox/berth/internal/rate"
 	"github.com/berth-sandbox/berth/internal/wait"
 	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/lastactive/sockets"
@@ -31,6 +32,36 @@ type Options struct {
 	// ConnectWindow is how long after its answer was read a request may need until a look
 	// shows it. Only FinalReport uses it. No idle timeout is shorter. Required.
 	ConnectWindow time.Duration
+	// Rate bounds the requests that Begin lets pass for each sandbox. Zero: no limit.
+	Rate rate.Limit
+	// MaxOpen is how many requests a sandbox may have open. While the newest look shows so many, Begin lets none pass for
+	// it. 0: no limit.
+	MaxOpen int
+}
+
+// Why says why Begin has begun nothing.
+type Why int
+
+// What a caller of Begin does next.
+const (
+	// Begun: it goes on.
+	Begun Why = iota
+	// Again: it may look the route up again after the wait, because the sandbox has no such route, or because Envoy's
+	// threads do not know the port yet.
+	Again
+	// TooManyPorts: Envoy's list of this sandbox, or of all, would become too long. It must not try again until Envoy
+	// lists fewer ports.
+	TooManyPorts
+	// TooFast: the limit of the rate is reached. The next request may pass after the wait.
+	TooFast
+	// TooManyOpen: the sandbox has as many requests open as it may have.
+	TooManyOpen
+)
+
+// Refusal is why Begin has begun nothing. Zero: it has begun.
+type Refusal struct {
+	Why  Why
+	Wait time.Duration
 }
 
 // Activity is how a sandbox was used.
@@ -61,6 +92,7 @@ type Report struct {
 // Tracker remembers when each sandbox was last in use. See the package comment.
 type Tracker struct {
 	o         Options
+	started   time.Time // of the clock of rates
 	_         cpu.CacheLinePad
 	lookBegan atomic.Int64          // begin of the newest look
 	shown     atomic.Pointer[shown] // by the newest good look
@@ -87,7 +119,7 @@ func New(o Options) (*Tracker, error) {
 		o.Sockets = sockets.Read
 	}
 	t := &Tracker{
-		o: o, entries: xsync.NewMap[sandboxid.Key, *Entry](),
+		o: o, started: time.Now(), entries: xsync.NewMap[sandboxid.Key, *Entry](),
 		lookTurn: make(chan struct{}, 1), lookDone: make(chan struct{}, 1),
 		newest: Report{LookError: "there was no look yet"},
 	}
@@ -99,21 +131,31 @@ func New(o Options) (*Tracker, error) {
 // zone, over HTTP/2 or 1.1. The caller must check afterwards whether it may be admitted, and
 // then call Cancel, or Read as soon as Envoy has read the answer.
 //
-// A nil Entry means that nothing has begun, because the sandbox has no such route, or because
-// Envoy's list of this sandbox, or of all, would become too long. The caller may look the route up again
-// after wait. If wait is 0, it must not try again until Envoy lists fewer ports.
+// A nil Entry means that nothing has begun, and the Refusal says why. What the request costs of Options.Rate is taken once
+// it has begun, and Cancel gives it back.
 //
 // Begin takes no lock and does not allocate if its port is listed.
-func (t *Tracker) Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (e *Entry, wait time.Duration) {
+func (t *Tracker) Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (*Entry, Refusal) {
 	e, ok := t.entries.Load(id)
 	if !ok || e.addr != to.Addr() {
-		return nil, lookUpAgain
+		return nil, Refusal{Again, lookUpAgain}
+	}
+	// The limits come before the use: a look between the two would find the sandbox in use.
+	if e.crowded.Load() {
+		return nil, Refusal{Why: TooManyOpen}
+	}
+	if wait := e.take(); wait > 0 {
+		return nil, Refusal{TooFast, wait}
 	}
 	if wait, ok := e.room(look.Host{AddrPort: to, HTTP2: http2}); !ok {
-		return nil, wait
+		e.giveBack()
+		if wait == 0 {
+			return nil, Refusal{Why: TooManyPorts}
+		}
+		return nil, Refusal{Again, wait}
 	}
 	e.unread.Add(1)
-	return e, 0
+	return e, Refusal{}
 }
 
 // Expect records that a sandbox has a route, before a request can find the route. Another

@@ -88,7 +88,7 @@ func ExampleCache_Put() {
 	c := example(nil)
 	c.Put("k3x9", pod)
 	fmt.Println(c.Dump())
-	// Output: [{k3x9 {10.0.0.7 8080 all 0 <nil>}}]
+	// Output: [{k3x9 {10.0.0.7 8080 all 0  <nil>}}]
 }
 
 func ExampleCache_Resolve() {
@@ -113,7 +113,7 @@ func ExampleCache_Replace() {
 	c.Put("old", pod)
 	c.Replace(map[string]routecache.Route{"new": pod})
 	fmt.Println(c.Dump())
-	// Output: [{new {10.0.0.7 8080 all 0 <nil>}}]
+	// Output: [{new {10.0.0.7 8080 all 0  <nil>}}]
 }
 
 func ExampleCache_Quiesce() {

@@ -18,6 +18,8 @@ type Route struct {
 	// connection to count as use of the sandbox. 0: an open connection always counts.
 	// The cache only stores it.
 	MinBytes uint64
+	// Pool is that of the sandbox, for metrics. Empty: unknown. The cache only stores it.
+	Pool string
 	// Terms say who may send requests, and how Envoy sends them. nil: everybody, as they come. They
 	// are never changed. Two routes with different pointers are different routes.
 	Terms *Terms

@@ -119,6 +119,7 @@ func (s *Server) route(sb *core.Sandbox) *controlv1.Route {
 	r := &controlv1.Route{
 		SandboxId: sb.ID, PodIp: sb.IP.String(), DefaultPort: uint32(sb.DefaultPort), Ports: ports(sb.Ports),
 		MinBytesPerMinute: sb.MinBytes, Access: controlv1.Access(sb.Access), MaskHost: sb.MaskHost, HttpsPorts: ports(sb.HTTPSPorts),
+		Pool: sb.Pool.Name,
 	}
 	if sb.Access == core.AccessTeam {
 		r.Team = sb.Team

@@ -83,10 +83,11 @@ func TestRouteHasTheTermsOfTheClaim(t *testing.T) {
 	require.NoError(t, err)
 	s := newServer(t, zap.NewNop())
 	sb := sandbox("k3x9")
+	sb.Pool = core.PoolKey{Namespace: "sandboxes", Name: "python"}
 	sb.Team, sb.Access, sb.MaskHost, sb.HTTPSPorts = "a", core.AccessTeam, "localhost:${PORT}", []uint16{443, 8443}
 	want := &controlv1.Route{
 		SandboxId: "k3x9", PodIp: "10.0.0.1", DefaultPort: 8080, Access: controlv1.Access_ACCESS_TEAM, Team: "a",
-		MaskHost: "localhost:${PORT}", HttpsPorts: []uint32{443, 8443},
+		MaskHost: "localhost:${PORT}", HttpsPorts: []uint32{443, 8443}, Pool: "python",
 	}
 	require.True(t, proto.Equal(want, s.route(&sb)), "without a key no credential is valid")
 	s.o.AccessKey = key
@@ -136,6 +137,7 @@ func TestSnapshotPartFitsTheGRPCLimit(t *testing.T) {
 	for port := range uint16(64) { // as many as a pool can name
 		longest.Ports = append(longest.Ports, 65535-64+port)
 	}
+	longest.Pool.Name = strings.Repeat("x", 40)
 	longest.HTTPSPorts, longest.MaskHost = longest.Ports, strings.Repeat("x", 253)
 	e := core.SendSnapshot{Routes: make([]core.Sandbox, snapshotPart)}
 	for i := range e.Routes {

@@ -101,6 +101,11 @@ func (a *api) authenticated(mux *http.ServeMux) http.Handler {
 				refuse(w, r, err)
 				return
 			}
+			if err = a.rates.take(caller.Key); err != nil {
+				a.OnRateLimited()
+				refuse(w, r, err)
+				return
+			}
 		}
 		mux.ServeHTTP(w, r.WithContext(access.With(r.Context(), caller)))
 	})

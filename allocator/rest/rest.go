@@ -20,6 +20,7 @@ import (
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/options"
+	"github.com/berth-sandbox/berth/internal/rate"
 )
 
 // Bounds of what a client may send.
@@ -164,7 +165,11 @@ type Options struct {
 	ClaimQueue int
 	// ReapDryRun is shown in answers: idle sandboxes are not released. Optional.
 	ReapDryRun bool
-	Log        *zap.Logger
+	// KeyRate bounds the calls of each key. Optional: the zero Limit is none. OnRateLimited is called for each call
+	// that it refuses; required with KeyRate.
+	KeyRate       rate.Limit
+	OnRateLimited func()
+	Log           *zap.Logger
 }
 
 type api struct {
@@ -173,6 +178,7 @@ type api struct {
 	// slow has the calls that ask a kubelet or the API server.
 	claims, others, slow, streams *class
 	answers                       *budget
+	rates                         *keyRates
 	audit                         audit
 	operations                    map[string]string // IDs by the mux's pattern
 }
@@ -190,6 +196,7 @@ func New(o Options) (http.Handler, error) {
 		slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
 	}
 	a.streams.slots.most = teamStreams
+	a.rates = newKeyRates(o.KeyRate, o.Log)
 	document, err := openapi.Load()
 	if err != nil {
 		return nil, err

@@ -45,6 +45,7 @@ const (
 	QuotaExceeded      Reason = "quota_exceeded"
 	RateLimited        Reason = "rate_limited"
 	TooManyPorts       Reason = "too_many_ports"
+	TooManyOpen        Reason = "too_many_open"
 	KeyReused          Reason = "idempotency_key_reused"
 	StartFailed        Reason = "start_failed"
 	NotImplemented     Reason = "not_implemented"
@@ -156,10 +157,12 @@ var kinds = []Kind{
 		When: "the pool had no warm pod for as long as the claim waited for one, or too many claims wait; the message says what is missing", Do: "try again, or raise the pool's `spec.warm` or `spec.maxPods`"},
 	{Reason: QuotaExceeded, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{API},
 		When: "the team has as many sandboxes, calls that wait for a pod, or streams of events as its limits allow; the message names the limit", Do: "release sandboxes, or wait for claims; operators: raise the limit"},
-	{Reason: RateLimited, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{API},
-		When: "the team claims more sandboxes per second than its limits allow", Do: "try again after `Retry-After`"},
+	{Reason: RateLimited, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{Router, API},
+		When: "the sandbox gets more requests per second than its gateway lets pass for one sandbox; from the API: the key makes more calls per second, or the team claims more sandboxes per second, than the limits allow", Do: "try again after `Retry-After`"},
 	{Reason: TooManyPorts, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{Router},
 		When: "Envoy lists too many ports of the sandbox, or of all sandboxes, or too many were asked for at the same time", Do: "try again, with fewer ports at one time"},
+	{Reason: TooManyOpen, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{Router},
+		When: "the sandbox has as many requests open as one sandbox may have at this gateway, by a count that is up to some seconds old", Do: "end some, or try again"},
 	{Reason: HeadersTooLarge, Code: http.StatusRequestHeaderFieldsTooLarge, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request's headers, with its path, are larger than `--max-header-kib` of `berth envoy-config` (40 KiB) or more than 200", Do: "send fewer"},
 	{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Unknown, By: []Sender{Envoy, API},

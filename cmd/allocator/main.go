@@ -38,6 +38,7 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/internal/adminpages"
 	"github.com/berth-sandbox/berth/internal/controltls"
+	"github.com/berth-sandbox/berth/internal/rate"
 )
 
 type flags struct {
@@ -64,6 +65,7 @@ type flags struct {
 	ClaimWait        time.Duration `default:"10s" help:"How long a claim waits for a pod if it does not say; 0: not at all."`
 	ClaimQueue       int           `default:"1000" placeholder:"CLAIMS" help:"How many claims of one pool may wait."`
 	TeamLimits       string        `placeholder:"FILE" help:"YAML file with the limits of the teams (docs/api.md); reloaded when it changes. Empty: no limits."`
+	KeyCalls         float64       `name:"key-calls-per-second" default:"0" placeholder:"CALLS" help:"Calls of the HTTP API per second and API key that a replica allows, those that other replicas pass on included: 0.001 to 1,000,000. 2,000 may come at once, or those of 2s if that is more. 0: no limit."`
 	JournalBytes     int           `name:"journal-bytes-per-second" default:"1048576" placeholder:"BYTES-PER-SECOND" help:"Limit of the bytes written to the journal. etcd keeps all of them until its compaction, every 5 minutes by default."`
 	WebhookAllow     []string      `placeholder:"CIDR" help:"Networks to which webhooks may lead although their addresses are not public; may be repeated."`
 	WebhookDeny      []string      `placeholder:"CIDR" help:"Networks to which webhooks may not lead, such as public addresses of pods, Services and nodes of this cluster; may be repeated."`
@@ -178,7 +180,7 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	if s.allocator, err = allocator.New(allocator.Options{
 		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage,
 		LeaseDuration: s.LeaseDuration, RenewDeadline: s.LeaseRenew, RetryPeriod: s.LeaseRetry,
-		ClaimWait: s.ClaimWait, MaxWaiting: s.ClaimQueue, TeamLimits: s.TeamLimits, JournalBytesPerSecond: s.JournalBytes,
+		ClaimWait: s.ClaimWait, MaxWaiting: s.ClaimQueue, TeamLimits: s.TeamLimits, KeyRate: rate.PerSecond(s.KeyCalls), JournalBytesPerSecond: s.JournalBytes,
 		Webhooks: s.webhooks(), ReapDryRun: s.ReapDryRun, MaxStale: s.MaxStale, ConnectWindow: s.ConnectWindow, Policy: policy,
 		PublicScheme: public.Scheme, PublicHost: public.Host,
 		WallClock: func() time.Time { return time.Now().Add(s.WallClockOffset) },
@@ -377,6 +379,9 @@ func (f *flags) check() (*url.URL, error) {
 	}
 	if f.ClaimQueue < 1 {
 		errs = append(errs, fmt.Errorf("--claim-queue %d: must be at least 1", f.ClaimQueue))
+	}
+	if err := rate.Check(f.KeyCalls); err != nil {
+		errs = append(errs, fmt.Errorf("--key-calls-per-second %v: %w", f.KeyCalls, err))
 	}
 	if f.JournalBytes < 64<<10 {
 		errs = append(errs, fmt.Errorf("--journal-bytes-per-second %d: must be at least %d", f.JournalBytes, 64<<10))

@@ -13,6 +13,7 @@ import (
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 	"github.com/berth-sandbox/berth/extproc"
 	"github.com/berth-sandbox/berth/extproc/controlclient"
+	"github.com/berth-sandbox/berth/internal/rate"
 )
 
 type flags struct {
@@ -30,6 +31,8 @@ type flags struct {
 	ControlTLSDir string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with allocators. Changed files are read again. Empty: no TLS, and allocators must be on loopback."`
 	CacheSize     int           `default:"100000" placeholder:"ROUTES" help:"Maximum number of routes to keep, 1 or more."`
 	MaxStale      time.Duration `default:"15m" help:"How long known routes are served without the allocator, 1s to 24h. It may differ from that of the allocators: fences wait for the longer one."`
+	Requests      float64       `name:"sandbox-requests-per-second" default:"0" placeholder:"REQUESTS" help:"Requests per second that this router admits for one sandbox, 0.001 to 1,000,000. 2,000 may come at once, or those of 2s if that is more. Others get 429. 0: no limit."`
+	OpenRequests  int           `name:"sandbox-open-requests" default:"0" placeholder:"REQUESTS" help:"Requests and WebSockets that one sandbox may have open at this gateway, by what Envoy held open at the newest look, as a rule a second ago. Further ones get 429. 0: no limit."`
 	ShutdownAfter time.Duration `default:"10s" help:"How long a shutdown may take, above 0: requests in progress first, then Goodbye to the leader, which gets at least the last 2s, or half of a shutdown shorter than 4s. It should be longer than a failover of the allocator."`
 	GRPCGo        bool          `name:"grpc-go" help:"Serve the socket with grpc-go instead of Berth's own HTTP/2 server. It takes about twice the CPU. Both answer the same."`
 	LogLevel      string        `default:"info" help:"debug, info, warn or error."`
@@ -74,6 +77,12 @@ func (f *flags) check() ([]netip.Prefix, error) {
 	}
 	if f.MaxStale < time.Second || f.MaxStale > controlclient.MaxMaxStale {
 		errs = append(errs, fmt.Errorf("--max-stale %v: must be 1s to %v", f.MaxStale, controlclient.MaxMaxStale))
+	}
+	if err := rate.Check(f.Requests); err != nil {
+		errs = append(errs, fmt.Errorf("--sandbox-requests-per-second %v: %w", f.Requests, err))
+	}
+	if f.OpenRequests < 0 {
+		errs = append(errs, fmt.Errorf("--sandbox-open-requests %d: must be at least 0", f.OpenRequests))
 	}
 	if f.ShutdownAfter <= 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-after %v: must be positive", f.ShutdownAfter))

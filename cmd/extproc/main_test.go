@@ -73,16 +73,18 @@ func TestMissingFlagsAreAllNamed(t *testing.T) {
 
 func TestInvalidFlagsAreNamedInOneError(t *testing.T) {
 	_, err := try(t, "--domain=Sandbox.Example.com", "--allocator=127.0.0.1:9090,allocator,b:,allocator:9090", "--pod-cidrs=10.0.0.0/8,10.0.0.1,x",
-		"--cache-size=0", "--max-stale=999ms", "--shutdown-after=-1s", "--log-level=loud")
+		"--cache-size=0", "--max-stale=999ms", "--shutdown-after=-1s", "--log-level=loud",
+		"--sandbox-requests-per-second=0.0001", "--sandbox-open-requests=-1")
 	for _, wrong := range []string{
 		`--domain, --gateway-hosts: domain "Sandbox.Example.com"`, `--allocator "allocator"`, `--allocator "b:"`, `--allocator "allocator:9090"`, `--pod-cidrs "10.0.0.1"`, `--pod-cidrs "x"`,
 		"--cache-size 0", "--max-stale 999ms", "--shutdown-after -1s", `--log-level "loud"`,
+		"--sandbox-requests-per-second 0.0001: must be 0, for no limit, or", "--sandbox-open-requests -1",
 	} {
 		require.ErrorContains(t, err, wrong)
 	}
 	require.NotContains(t, err.Error(), "127.0.0.1:9090")
 	require.NotContains(t, err.Error(), `"10.0.0.0/8"`)
-	require.Equal(t, 9, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+	require.Equal(t, 11, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
 }
 
 func TestAllocatorsOutsideLoopbackNeedTLS(t *testing.T) {
@@ -146,6 +148,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 		"DOMAIN": "sandbox.example.com", "ALLOCATOR": "a:1,b:2", "POD_CIDRS": "10.0.0.0/8,fd00::/8", "SOCKET": "/s", "ENVOY_ADMIN": "/a", "ADMIN_LISTEN": "127.0.0.1:1",
 		"HEALTH_LISTEN": ":2", "CONTROL_TLS_DIR": "/tls", "GATEWAY_HOSTS": "g.example.com,gw.sandbox.example.com", "PATHS": "true",
 		"ADMIN_ANYWHERE": "true", "CACHE_SIZE": "5", "MAX_STALE": "1m", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
+		"SANDBOX_REQUESTS_PER_SECOND": "2.5", "SANDBOX_OPEN_REQUESTS": "7",
 	} {
 		t.Setenv("BERTH_ROUTER_"+name, value)
 	}
@@ -156,7 +159,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	require.Equal(t, flags{
 		Domain: "sandbox.example.com", Allocator: []string{"a:1", "b:2"}, PodCIDRs: []string{"10.0.0.0/8", "fd00::/8"}, Socket: "/s",
 		AdminListen: "127.0.0.1:1", AdminAnywhere: true, HealthListen: ":2", ControlTLSDir: "/tls", GatewayHosts: []string{"g.example.com", "gw.sandbox.example.com"}, Paths: true, CacheSize: 5, MaxStale: time.Minute,
-		EnvoyAdmin: "/a", ShutdownAfter: 4 * time.Second, LogLevel: "warn",
+		EnvoyAdmin: "/a", ShutdownAfter: 4 * time.Second, LogLevel: "warn", Requests: 2.5, OpenRequests: 7,
 	}, f)
 	_, err = f.check()
 	require.NoError(t, err)

@@ -30,6 +30,7 @@ import (
 	"github.com/berth-sandbox/berth/extproc/lockfile"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/internal/controltls"
+	"github.com/berth-sandbox/berth/internal/rate"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/routecache"
@@ -100,7 +101,7 @@ func (r *router) wireSandboxes(metrics prometheus.Registerer) error {
 			Ask: func(id string) bool { return r.client.Ask(id) },
 		},
 		Uses: lastactive.Options{
-			ConnectWindow: envoy.ConnectWindow, Now: bootclock.Now,
+			ConnectWindow: envoy.ConnectWindow, Now: bootclock.Now, Rate: rate.PerSecond(r.flags.Requests), MaxOpen: r.flags.OpenRequests,
 			Look: func(ctx context.Context) (look.Look, error) {
 				began := time.Now()
 				l, err := reader.Look(ctx)

@@ -17,7 +17,7 @@
 // A caller finds a route, checks the request against it, and passes it to Admit. What Routes and Uses return are views:
 // only Admit makes a request pass. Admit takes these steps, in this order:
 //
-//  1. It notes the use.
+//  1. It takes what the request costs of the limits of its sandbox, and notes the use.
 //  2. It counts the answer as one that Envoy has not read.
 //  3. It checks that the route is still that of the sandbox, is fresh, and is not quiesced.
 //  4. If that is not so, it takes back 2 and 1.
@@ -32,20 +32,22 @@
 //   - After Quiesce has returned, Admit admits nothing for the sandbox until Resume, Release or Replace, and Uses knows of
 //     every request that was admitted before. A look that begins then finds the use or the unread answer.
 //   - A route that can be found belongs to a sandbox with a record of its use.
-//   - An Admit that admits nothing leaves no use and no unread answer. If it counted as a first request to a port of
-//     Envoy's list, it does so until the next look.
+//   - An Admit that admits nothing leaves no use and no unread answer, and costs nothing of a limit. If it counted as a
+//     first request to a port of Envoy's list, it does so until the next look.
+//   - A request that a limit refuses is no use at any moment, whenever a look comes.
 //   - The eviction of a route ends no use, no unread answer, no quiesce and no tombstone.
 //   - Memory is bounded. Package routecache bounds what it keeps. There is one record of use for each sandbox whose
 //     route the leader has sent, until its release, or until a snapshot has no route of it and the sandbox is not in use.
 //   - Admit does not allocate if Envoy lists the port.
 //
-// # A limit for each sandbox
+// # Limits of each sandbox
 //
-// A limit, such as a rate of requests, takes what a request costs in Admit, after step 3. Nothing but the limit fails after
-// that, and then Admit takes the steps before back. So a request takes once, although the router tries the same request again after each Admit that has admitted nothing: first
-// at once and then in a goroutine, and there after each lookup. What is left of the limit stands in the record of
-// use (lastactive.Entry), and not beside the route: Expect makes it, Forget and Retain drop it. So an eviction does not
-// refill it. A limit counts for one router: n gateways admit n times as much, and a restart refills it.
+// A limit takes what a request costs at the begin of step 1, and step 4 gives it back. If it were taken later, a look
+// could find a request in use that the limit then refuses. The router tries a request again after each Admit that has
+// admitted nothing: first at once, then in a goroutine, and there after each lookup. It costs once, because only the
+// last one admits. What is left of a limit stands in the record of use (lastactive.Entry), and not beside the route:
+// Expect makes it, Forget and Retain drop it. So an eviction does not refill it. A limit counts for one router: n
+// gateways admit n times as much, and a restart refills it.
 //
 // # What breaks the guarantees
 //

@@ -41,7 +41,7 @@ type routes interface {
 // uses is a *lastactive.Tracker.
 type uses interface {
 	Uses
-	Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (*lastactive.Entry, time.Duration)
+	Begin(id sandboxid.Key, to netip.AddrPort, http2 bool) (*lastactive.Entry, lastactive.Refusal)
 	Expect(id string, addr netip.Addr, minBytes uint64)
 	Forget(id string)
 	Retain(keep func(id string) bool)
@@ -91,17 +91,21 @@ func (s *Sandboxes) Routes() Routes { return s.routes }
 func (s *Sandboxes) Uses() Uses { return s.uses }
 
 // Why says why Admit has not admitted a request.
-type Why int
+type Why = lastactive.Why
 
 // What a caller of Admit does next.
 const (
 	// Admitted: it has.
-	Admitted Why = iota
+	Admitted = lastactive.Begun
 	// Again: the route must be looked up again, because it has changed, or because the request must wait until Envoy's
 	// threads know the port.
-	Again
+	Again = lastactive.Again
 	// TooManyPorts: Envoy's list of open requests has no room for another port of this sandbox.
-	TooManyPorts
+	TooManyPorts = lastactive.TooManyPorts
+	// TooFast: the sandbox gets more requests than its rate allows. The pause is the time until the next one may pass.
+	TooFast = lastactive.TooFast
+	// TooManyOpen: the sandbox has as many open requests as it may have.
+	TooManyOpen = lastactive.TooManyOpen
 )
 
 // Admission is a request that may go to its sandbox. It is ended by one call of Read.
@@ -113,15 +117,12 @@ type Admission struct {
 
 // Admit admits a request to a port of a sandbox, over HTTP/2 or 1.1, if route is still the sandbox's route and may be
 // served. The caller has found route in Routes and has checked the request against it. If it is not admitted, the
-// caller does what why says, for Again after the pause.
+// caller does what why says, for Again after the pause. If the limit of the rate is reached, pause is the time until the
+// next request may pass.
 func (s *Sandboxes) Admit(id sandboxid.Key, route routecache.Route, port uint16, http2 bool) (a Admission, why Why, pause time.Duration) {
-	use, pause := s.uses.Begin(id, netip.AddrPortFrom(route.Addr, port), http2)
-	switch {
-	case use != nil:
-	case pause > 0:
-		return Admission{}, Again, pause
-	default:
-		return Admission{}, TooManyPorts, 0
+	use, refusal := s.uses.Begin(id, netip.AddrPortFrom(route.Addr, port), http2)
+	if use == nil {
+		return Admission{}, refusal.Why, refusal.Wait
 	}
 	epoch := s.answers.Begin()
 	if !s.routes.Holds(id, route) {
@@ -129,7 +130,6 @@ func (s *Sandboxes) Admit(id sandboxid.Key, route routecache.Route, port uint16,
 		use.Cancel()
 		return Admission{}, Again, 0
 	}
-	// A limit for each sandbox belongs here, see the package comment.
 	return Admission{s, use, epoch}, Admitted, 0
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/api/sandboxid"
+	"github.com/berth-sandbox/berth/internal/rate"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/routecache"
@@ -28,13 +29,16 @@ type router struct {
 	before, after func()
 }
 
-func newRouter(t require.TestingT, size int) *router {
+func newRouter(t require.TestingT, size int) *router { return newLimitedRouter(t, size, rate.Limit{}) }
+
+// newLimitedRouter has a limit of the rate of each sandbox.
+func newLimitedRouter(t require.TestingT, size int, limit rate.Limit) *router {
 	r := &router{now: time.Hour, open: map[look.Host]int{}, before: func() {}, after: func() {}}
 	now := func() time.Duration { return r.now }
 	s, err := New(Options{
 		Routes: routecache.Options{Size: size, Now: now, Ask: func(string) bool { return true }},
 		Uses: lastactive.Options{
-			Now: now, ConnectWindow: 5 * time.Second,
+			Now: now, ConnectWindow: 5 * time.Second, Rate: limit,
 			Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "this", Hosts: r.open}, nil },
 		},
 	})
@@ -253,6 +257,28 @@ func TestEvictionGivesASandboxNoMorePorts(t *testing.T) {
 		r.Put("another", pod)
 	}
 	require.Equal(t, 64, admitted)
+}
+
+// Invariant: P25
+func TestOnlyAdmissionsCostOfTheLimit(t *testing.T) {
+	const atOnce = 2000
+	r := newLimitedRouter(t, 1, rate.PerSecond(0.001))
+	r.open[look.Host{AddrPort: netip.AddrPortFrom(pod.Addr, 9000)}] = 0
+	r.Uses().FinalReport(t.Context()) // Envoy lists the port
+	for range atOnce {
+		r.Put("another", pod) // evicts the route
+		_, why, _ := r.Admit(key("abc"), pod, 9000, false)
+		require.Equal(t, Again, why)
+		r.Put("abc", pod)
+		a, why, _ := r.Admit(key("abc"), pod, 9000, false)
+		require.Equal(t, Admitted, why)
+		a.Read()
+	}
+	r.before = func() { t.Error("a request that the limit refuses has begun") }
+	_, why, pause := r.Admit(key("abc"), pod, 9000, false)
+	require.Equal(t, TooFast, why)
+	require.Greater(t, pause, 900*time.Second)
+	require.Zero(t, r.Unread())
 }
 
 // Invariant: P8

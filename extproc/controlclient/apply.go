@@ -186,7 +186,7 @@ func notify(ch chan<- struct{}) {
 	}
 }
 
-// toEnd makes equal reasons share their memory, because many tombstones have one.
+// toEnd makes equal reasons share their memory, as toRoute does with pools, because many tombstones have one.
 func toEnd(e *controlv1.End) routecache.End {
 	return routecache.End{Reason: unique.Make(e.GetReason()).Value(), AtUnix: e.GetAtUnix()}
 }
@@ -208,7 +208,7 @@ func toRoute(r *controlv1.Route) (routecache.Route, error) {
 	terms, err := toTerms(r)
 	return routecache.Route{
 		Addr: addr.Unmap(), DefaultPort: uint16(r.GetDefaultPort()), Ports: open,
-		MinBytes: r.GetMinBytesPerMinute(), Terms: terms,
+		MinBytes: r.GetMinBytesPerMinute(), Terms: terms, Pool: unique.Make(r.GetPool()).Value(),
 	}, err
 }
 

@@ -475,11 +475,11 @@ func TestRouteWithoutDefaultPortIsAccepted(t *testing.T) {
 	})
 }
 
-// Routes of snapshots, pushes and answers all carry their ports.
+// Routes of snapshots, pushes and answers all carry their ports and their pool.
 func TestPortsOfARouteReachTheCache(t *testing.T) {
 	with := func(id string, ports ...uint32) *controlv1.Route {
 		r := route(id, "10.0.0.1")
-		r.Ports = ports
+		r.Ports, r.Pool = ports, "python"
 		return r
 	}
 	run(t, []string{"a"}, func(w *world) {
@@ -495,6 +495,7 @@ func TestPortsOfARouteReachTheCache(t *testing.T) {
 		got := map[string]string{}
 		for _, e := range w.cache.Dump() {
 			got[e.ID] = e.Route.Ports.String()
+			require.Equal(t, "python", e.Route.Pool)
 		}
 		require.Equal(t, map[string]string{
 			"insnapshot": "80, 65535", "pushed": "443, 8080", "narrowed": "1", "opened": "all", "asked": "22",

@@ -1313,8 +1313,10 @@ type Route struct {
 	Team string `protobuf:"bytes,10,opt,name=team,proto3" json:"team,omitempty"`
 	// The port of the agent in the pod. 0: there is none. Requests to it need the agent token (package
 	// api/sandboxaccess), unless agent_public is set. access_secret is set if there is an agent.
-	AgentPort     uint32 `protobuf:"varint,11,opt,name=agent_port,json=agentPort,proto3" json:"agent_port,omitempty"`
-	AgentPublic   bool   `protobuf:"varint,12,opt,name=agent_public,json=agentPublic,proto3" json:"agent_public,omitempty"`
+	AgentPort   uint32 `protobuf:"varint,11,opt,name=agent_port,json=agentPort,proto3" json:"agent_port,omitempty"`
+	AgentPublic bool   `protobuf:"varint,12,opt,name=agent_public,json=agentPublic,proto3" json:"agent_public,omitempty"`
+	// The pool of the sandbox, for metrics. Empty: unknown.
+	Pool          string `protobuf:"bytes,13,opt,name=pool,proto3" json:"pool,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1431,6 +1433,13 @@ func (x *Route) GetAgentPublic() bool {
 		return x.AgentPublic
 	}
 	return false
+}
+
+func (x *Route) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
 }
 
 // Keys is a part of the API keys. All parts follow the snapshot, before the first Pong, and again each
@@ -2294,7 +2303,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0eleader_address\x18\x01 \x01(\tR\rleaderAddress\"O\n" +
 	"\bSnapshot\x12/\n" +
 	"\x06routes\x18\x01 \x03(\v2\x17.berth.control.v1.RouteR\x06routes\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\bR\x04last\"\x92\x03\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\"\xa6\x03\n" +
 	"\x05Route\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
@@ -2311,7 +2320,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	" \x01(\tR\x04team\x12\x1d\n" +
 	"\n" +
 	"agent_port\x18\v \x01(\rR\tagentPort\x12!\n" +
-	"\fagent_public\x18\f \x01(\bR\vagentPublic\"d\n" +
+	"\fagent_public\x18\f \x01(\bR\vagentPublic\x12\x12\n" +
+	"\x04pool\x18\r \x01(\tR\x04pool\"d\n" +
 	"\x04Keys\x120\n" +
 	"\x05teams\x18\x01 \x03(\v2\x1a.berth.control.v1.TeamKeysR\x05teams\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\bR\x04last\x12\x16\n" +
