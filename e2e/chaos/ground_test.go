@@ -63,7 +63,8 @@ type options struct {
 func newGround(t *testing.T, o options) *ground {
 	t.Helper()
 	so := stack.Options{
-		BinDir: cmp.Or(o.bin, binDir), Allocators: o.replicas, LeaseDuration: o.lease, MaxStale: maxStale, AllocatorArgs: o.args,
+		BinDir: cmp.Or(o.bin, binDir), Allocators: o.replicas, LeaseDuration: o.lease, MaxStale: maxStale,
+		AllocatorArgs: o.args,
 	}
 	ho := harness.Options{Hollow: &hollow.Options{Nodes: 4}, Stack: so}
 	if o.proxied != nil {

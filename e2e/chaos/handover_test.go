@@ -57,7 +57,9 @@ func (g *ground) changeLeaders(name string, served *pool, planned bool) {
 	}
 	for _, replica := range at {
 		for i := range waiting {
-			c := claimant{name: fmt.Sprintf("%s-%s-%d", name, replica.Name, i), key: i%2 == 0, timeout: longTimeout, wait: waitLong}
+			c := claimant{
+				name: fmt.Sprintf("%s-%s-%d", name, replica.Name, i), key: i%2 == 0, timeout: longTimeout, wait: waitLong,
+			}
 			waits.Go(func() { answers <- awaited.claimAt(g.ctx, replica.API, c, 0) })
 		}
 	}
@@ -112,8 +114,8 @@ func (g *ground) changeLeaders(name string, served *pool, planned bool) {
 	g.Logf("%s: another replica led after %v, the longest call took %v", name, led, most)
 }
 
-// use claims a sandbox at a replica, reads it and releases it. Each call succeeds the first time. It returns how long the
-// longest one took.
+// use claims a sandbox at a replica, reads it and releases it. Each call succeeds the first time. It returns
+// how long the longest one took.
 func (p *pool) use(replica, name string, key bool) (longest time.Duration) {
 	c := claimant{name: name, key: key, timeout: longTimeout, wait: waitLong}
 	got := p.claimAt(p.ctx, replica, c, 0)

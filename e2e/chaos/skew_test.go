@@ -18,7 +18,8 @@ import (
 	"github.com/berth-sandbox/berth/internal/wait"
 )
 
-var skewFlag = flag.String("chaos.from", "", "commit of the previous minor version, for TestVersionsOfOneMinorServeTogether")
+var skewFlag = flag.String("chaos.from", "",
+	"commit of the previous minor version, for TestVersionsOfOneMinorServeTogether")
 
 // Allocators and routers are replaced one by one by those of the previous minor version and back, twice, while callers
 // live. It builds that version, for a minute or two, so only make test-long has it.

@@ -44,8 +44,8 @@ func (l files) layer(as types.MediaType) (v1.Layer, error) {
 	if as == types.DockerUncompressedLayer {
 		return static.NewLayer(packed.Bytes(), as), nil
 	}
-	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(packed.Bytes())), nil },
-		tarball.WithMediaType(as))
+	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(packed.Bytes())), nil }
+	return tarball.LayerFromOpener(open, tarball.WithMediaType(as))
 }
 
 // writeArchive writes the image as a Docker archive, all of it or nothing, and

@@ -67,7 +67,10 @@ func fakeProgram(machine elf.Machine, dynamic bool) []byte {
 
 // router is the spec of an image with small programs, in a directory of its own.
 func router(t *testing.T, version, programs string) spec {
-	s := spec{recipe: recipes()["router"], name: "router", version: version, arch: "amd64", files: map[string]string{}, layerType: types.DockerUncompressedLayer}
+	s := spec{
+		recipe: recipes()["router"], name: "router", version: version, arch: "amd64",
+		files: map[string]string{}, layerType: types.DockerUncompressedLayer,
+	}
 	for _, name := range s.programs {
 		s.files[name] = filepath.Join(t.TempDir(), name)
 		require.NoError(t, os.WriteFile(s.files[name], append(fakeProgram(elf.EM_X86_64, false), name+programs...), 0o700))

@@ -19,8 +19,10 @@ func TestDynamicProgramRunsWithWhatWasFound(t *testing.T) {
 	if _, dynamic, err := readProgram(program); err != nil || !dynamic {
 		t.Skipf("%s is not a dynamic program here: %v", program, err)
 	}
-	image, err := spec{recipe: recipes()[envoyImage], name: envoyImage, layerType: types.DockerUncompressedLayer, version: "0", arch: runtime.GOARCH,
-		files: map[string]string{"envoy": program}}.build()
+	image, err := spec{
+		recipe: recipes()[envoyImage], name: envoyImage, version: "0", arch: runtime.GOARCH,
+		files: map[string]string{"envoy": program}, layerType: types.DockerUncompressedLayer,
+	}.build()
 	require.NoError(t, err)
 	require.Equal(t, "it runs\n", runIn(t, unpack(t, image), "envoy", "-c", "echo it runs"))
 }

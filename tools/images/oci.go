@@ -17,19 +17,21 @@ import (
 
 // ociIndex returns the images of all architectures under one digest, with the media types of OCI.
 func ociIndex(built []v1.Image) (v1.ImageIndex, error) {
-	index := v1.ImageIndex(mutate.IndexMediaType(empty.Index, types.OCIImageIndex))
+	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, image := range built {
 		config, err := image.ConfigFile()
 		if err != nil {
 			return nil, err
 		}
 		image = mutate.ConfigMediaType(mutate.MediaType(image, types.OCIManifestSchema1), types.OCIConfigJSON)
-		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: config.Platform()}})
+		platform := v1.Descriptor{Platform: config.Platform()}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: platform})
 	}
 	return index, nil
 }
 
-// writeOCI writes an image layout with this index as a tar file, all of it or nothing, and returns the size of the file.
+// writeOCI writes an image layout with this index as a tar file, all of it or nothing, and returns the size of
+// the file.
 func writeOCI(to, version string, index v1.ImageIndex) (size int64, err error) {
 	dir, err := os.MkdirTemp(filepath.Dir(to), "."+filepath.Base(to)+"-")
 	if err != nil {
@@ -41,7 +43,8 @@ func writeOCI(to, version string, index v1.ImageIndex) (size int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := at.AppendIndex(index, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": version})); err != nil {
+	name := map[string]string{"org.opencontainers.image.ref.name": version}
+	if err := at.AppendIndex(index, layout.WithAnnotations(name)); err != nil {
 		return 0, err
 	}
 	file, err := os.Create(filepath.Join(dir, "archive"))
