@@ -28,15 +28,16 @@ func inUse() int64 {
 // Invariant: P8
 func TestHeldRequestsKeepWhatDecisionsRead(t *testing.T) {
 	const each = 40 << 10 // bytes for one request, with the client's part
+	const n = maxHeld / 4 // a busy machine needs a part of maxHold for them
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache := newOptions(socket)
 	server := serve(t, o)
 	conn := dial(t, socket)
 	path := "/" + strings.Repeat("a", 60_000)
 	before := inUse()
-	for i := range maxHeld {
+	for i := range n {
 		id := fmt.Sprintf("s%d", i)
-		cache.Resolve(id, routecache.Answer{Status: routecache.Starting, Hold: 30 * time.Second})
+		cache.Resolve(id, routecache.Answer{Status: routecache.Starting, Hold: maxHold})
 		message := headersOf(":method", "GET", ":authority", "9000-"+id+"."+domain, ":path", path)
 		stream, err := extprocv3.NewExternalProcessorClient(conn).Process(t.Context())
 		require.NoError(t, err)
@@ -45,10 +46,10 @@ func TestHeldRequestsKeepWhatDecisionsRead(t *testing.T) {
 		require.NoError(t, err)
 		require.NotNil(t, more.GetOverrideMessageTimeout())
 	}
-	require.EqualValues(t, maxHeld, server.held.len())
+	require.EqualValues(t, n, server.held.len())
 	grown := inUse() - before
-	t.Logf("%d bytes for each of %d", grown/maxHeld, maxHeld)
-	require.Less(t, grown, int64(maxHeld*each))
+	t.Logf("%d bytes for each of %d", grown/n, n)
+	require.Less(t, grown, int64(n*each))
 	server.stop(10 * time.Millisecond)
 	require.Zero(t, server.waiting.Load())
 }

@@ -205,10 +205,10 @@ func TestHeldCallsOfOneTeamLeaveRoomForOthers(t *testing.T) {
 		h := handlerWithKeys(t, f, keysIn(map[string]string{"one": keyOne, "two": keyTwo}))
 		var held []<-chan *httptest.ResponseRecorder
 		for range inFlight {
-			held = append(held, begin(h, "GET", "/sandboxes", "", "X-API-Key", keyOne))
+			held = append(held, begin(h, "GET", "/sandboxes/x", "", "X-API-Key", keyOne))
 		}
 		time.Sleep(time.Second)
-		other := begin(h, "GET", "/sandboxes", "", "X-API-Key", keyTwo)
+		other := begin(h, "GET", "/sandboxes/x", "", "X-API-Key", keyTwo)
 		synctest.Wait()
 		f.elect("")
 		require.Equal(t, 200, (<-other).Code)
