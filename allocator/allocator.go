@@ -110,7 +110,8 @@ type Allocator struct {
 	metrics *metrics
 	watches *watches
 	inspect *inspect.Reader
-	// serving ends at Close, answering when its limit ends, or when nobody takes the lease that this replica has given back.
+	// serving ends at Close. answering ends at the limit of Close, or when no replica takes the lease that this one has
+	// given back.
 	serving, answering         context.Context
 	stopServing, stopAnswering context.CancelFunc
 	limits                     *teamLimits

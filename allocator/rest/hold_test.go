@@ -280,28 +280,31 @@ func TestCallsThatMayNotBeRepeatedAreSentOnce(t *testing.T) {
 	for _, m := range [][2]string{
 		{"POST", "/events/webhooks"}, {"DELETE", "/events/webhooks/x"}, {"POST", "/v1/pools/python/scale"}, {"POST", "/v1/sessions/x/declare-dead"},
 	} {
-		var l leaders
-		f := follower()
-		f.elect(l.add(t, breaks))
-		w := call(handler(t, f), m[0], m[1], "{}")
-		require.Equal(t, "false", w.Header().Get("Should-Retry"))
-		refusal(t, w, 503, apierror.NotLeader)
-		require.Len(t, l.seen(), 1)
-
-		var next leaders // nothing was done, so it is sent to the next leader
-		two := next.add(t, answers(200, "{}"))
-		ended := l.add(t, ends)
-		synctest.Test(t, func(t *testing.T) {
-			f.changed = make(chan struct{})
-			f.elect(ended)
-			done := begin(handler(t, f), m[0], m[1], "{}")
-			for len(l.seen()) == 1 {
-				time.Sleep(time.Millisecond)
-			}
-			f.elect(two)
-			require.Equal(t, 200, (<-done).Code, m)
-		})
-		require.Len(t, next.seen(), 1)
+		for _, c := range []struct {
+			first http.HandlerFunc
+			code  int
+			times int // at the next leader
+		}{{breaks, 503, 0}, {ends, 200, 1}} { // the second one has done nothing
+			var l, next leaders
+			one, two := l.add(t, c.first), next.add(t, answers(200, "{}"))
+			synctest.Test(t, func(t *testing.T) {
+				f := follower()
+				f.elect(one)
+				done := begin(handler(t, f), m[0], m[1], "{}")
+				for len(l.seen()) == 0 {
+					time.Sleep(time.Millisecond)
+				}
+				f.elect(two)
+				w := <-done
+				require.Equal(t, c.code, w.Code, m)
+				if c.code == 503 {
+					require.Equal(t, "false", w.Header().Get("Should-Retry"))
+					refusal(t, w, 503, apierror.NotLeader)
+				}
+			})
+			require.Len(t, l.seen(), 1)
+			require.Len(t, next.seen(), c.times)
+		}
 	}
 }
 
@@ -327,7 +330,7 @@ func TestRepeatedKillThatFindsItDoneSucceeds(t *testing.T) {
 	}
 }
 
-// The sandbox of the first attempt has been released, and nobody was told of it.
+// The sandbox of the first attempt has been released, and no answer has named it.
 // Invariant: P24
 func TestClaimWhoseLostSandboxEndedGetsAnother(t *testing.T) {
 	var l leaders
