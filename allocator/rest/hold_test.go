@@ -359,7 +359,13 @@ func TestClaimWhoseLostSandboxEndedGetsAnother(t *testing.T) {
 // Invariant: P24
 func TestCallsAtALeaderThatHasLeftAreRepeated(t *testing.T) {
 	var l leaders
-	hangs := l.add(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	over := make(chan struct{}) // ends a call that waits for its leader
+	hangs := l.add(t, func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case <-r.Context().Done():
+		case <-over:
+		}
+	})
 	next := l.add(t, answers(201, "{}"))
 	f := follower()
 	left, leave := context.WithCancel(t.Context())
@@ -368,7 +374,9 @@ func TestCallsAtALeaderThatHasLeftAreRepeated(t *testing.T) {
 	require.Eventually(t, func() bool { return len(l.seen()) == 1 }, time.Minute, time.Millisecond)
 	f.elect(next)
 	leave()
+	limit := time.AfterFunc(20*time.Second, func() { close(over) })
 	require.Equal(t, 201, (<-done).Code)
+	require.True(t, limit.Stop(), "the call has waited for a leader that has left")
 	require.Equal(t, l.seen()[0].Header.Get(keyHeader), l.seen()[1].Header.Get(keyHeader))
 }
 
