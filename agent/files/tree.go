@@ -60,6 +60,8 @@ type tree struct {
 	gone bool
 	// lost: the kernel has dropped events.
 	lost bool
+	// begun: a directory that is not watched yet is new, and nothing in it has been reported.
+	begun bool
 }
 
 // node is a watched directory. The node of the watched directory itself has no parent.
@@ -95,6 +97,8 @@ func (n *node) isBelow(other *node) bool {
 
 // begin watches the directory and, if the tree is recursive, every directory in it. It reports nothing.
 func (t *tree) begin() error {
+	t.begun = false
+	defer func() { t.begun = true }()
 	t.nodes, t.moved, t.found = map[int]*node{}, map[uint32]*node{}, map[entryKey]struct{}{}
 	return as(t.account, func() error {
 		wd, err := unix.InotifyAddWatch(t.fd, t.root, watchMask)
@@ -138,7 +142,7 @@ func (t *tree) scan(n *node, path string, fresh bool) error {
 			}
 		}
 		if e.IsDir() {
-			if err := t.add(n, e.Name(), fresh); err != nil {
+			if err := t.add(n, e.Name()); err != nil {
 				return err
 			}
 		}
@@ -147,7 +151,7 @@ func (t *tree) scan(n *node, path string, fresh bool) error {
 }
 
 // add watches a directory in a watched one. Symbolic links are not followed.
-func (t *tree) add(parent *node, name string, fresh bool) error {
+func (t *tree) add(parent *node, name string) error {
 	path := filepath.Join(t.root, parent.below(name))
 	if !t.crosses(parent, path) {
 		return nil
@@ -159,17 +163,16 @@ func (t *tree) add(parent *node, name string, fresh bool) error {
 	case err != nil:
 		return watchError(path, err)
 	}
-	n := t.nodes[wd]
+	n, fresh := t.nodes[wd], false
 	switch {
 	case n == nil:
 		n = &node{wd: wd, children: map[string]*node{}}
-		t.nodes[wd] = n
+		t.nodes[wd], fresh = n, t.begun
 	case parent.isBelow(n):
 		// A bind mount of a parent: it would have no end.
 		return nil
 	default:
 		n.detach()
-		fresh = false
 	}
 	n.attach(parent, name)
 	return t.scan(n, path, fresh)
@@ -337,7 +340,8 @@ func (t *tree) entry(n *node, mask, cookie uint32, name string) error {
 			}
 			was.attach(n, name)
 			t.report(change{created, c.name})
-			// What was made in it while its path was in doubt could not be watched.
+			// A directory that was made in it while its path was in doubt could not be watched. That it was made has
+			// been reported, and what is in it has not.
 			return as(t.account, func() error { return t.scan(was, filepath.Join(t.root, c.name), false) })
 		}
 		return t.arrived(key, c.name, dir)
@@ -372,7 +376,7 @@ func (t *tree) arrived(key entryKey, name string, dir bool) error {
 	if !dir {
 		return nil
 	}
-	return as(t.account, func() error { return t.add(key.in, key.name, true) })
+	return as(t.account, func() error { return t.add(key.in, key.name) })
 }
 
 // Types of file systems, from linux/magic.h.

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-sandbox/berth/agent/accounts"
 	pb "github.com/berth-sandbox/berth/agent/agentpb/filesystem"
 	"github.com/berth-sandbox/berth/internal/pipetest"
 )
@@ -168,6 +169,34 @@ func TestRecursiveWatchHasNoGapInNewDirectories(t *testing.T) {
 		s.put(path+"/last", "")
 		require.Equal(t, []string{"CREATE " + path + "/last"}, w.events())
 	}
+}
+
+// A directory is made in a watched one, which is moved before the agent has read any event.
+func TestContentsOfAMovedNewDirectoryAreReported(t *testing.T) {
+	root := t.TempDir()
+	path := func(name string) string { return filepath.Join(root, name) }
+	require.NoError(t, os.MkdirAll(path("old/in"), 0o755))
+	require.NoError(t, os.WriteFile(path("old/in/known"), []byte("x"), 0o600))
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	count := map[string]int{}
+	w := &tree{fd: fd, root: root, account: &accounts.Account{}, recursive: true, report: func(c change) {
+		count[strings.TrimPrefix(c.kind.String(), "EVENT_TYPE_")+" "+c.name]++
+	}}
+	require.NoError(t, w.begin())
+	require.NoError(t, os.MkdirAll(path("old/q/deep"), 0o755))
+	require.NoError(t, os.WriteFile(path("old/q/deep/r"), []byte("1"), 0o600))
+	require.NoError(t, os.Rename(path("old"), path("new")))
+	require.NoError(t, os.WriteFile(path("new/q/deep/t"), []byte("2"), 0o600))
+	require.NoError(t, w.read())
+	require.Equal(t, map[string]int{
+		"CREATE old/q": 1, "RENAME old": 1, "CREATE new": 1, "CREATE new/q/deep": 1,
+		"CREATE new/q/deep/r": 1, "WRITE new/q/deep/r": 1, "CREATE new/q/deep/t": 1, "WRITE new/q/deep/t": 1,
+	}, count)
+	require.NoError(t, os.WriteFile(path("new/q/deep/later"), nil, 0o600))
+	require.NoError(t, w.read())
+	require.Equal(t, 1, count["CREATE new/q/deep/later"])
 }
 
 func TestLossIsReportedOnceAndTheWatchGoesOn(t *testing.T) {

@@ -301,9 +301,7 @@ async function watches() {
   await files.write(root + '/x/y/z', 'text')
   await deep.has('create', 'x')
   await deep.has('write', 'x/y/z')
-  await sandbox.commands.run(`mkdir -p ${root}/p/q && echo 1 > ${root}/p/q/r`)
-  await deep.has('write', 'p/q/r')
-  await sandbox.commands.run(`mv ${root}/p ${root}/s && echo 2 > ${root}/s/q/t`)
+  await sandbox.commands.run(`mkdir -p ${root}/p/q && echo 1 > ${root}/p/q/r && mv ${root}/p ${root}/s && echo 2 > ${root}/s/q/t`)
   await deep.has('write', 's/q/t')
   await deep.handle.stop()
 
