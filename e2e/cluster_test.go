@@ -1,15 +1,12 @@
 package e2e
 
 import (
-	"context"
 	"net/http"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -50,54 +47,6 @@ func (e *env) steady(client *http.Client, s openapi.Sandbox) {
 		}
 		return nil
 	})
-}
-
-// Only on a real cluster: it is the kubelet's preStop hook, its order of ending
-// containers and the Service that make it true.
-// Invariant: P23
-func TestReplacedGatewayDropsNoRequest(t *testing.T) {
-	onACluster(t, "needs a kubelet and Services")
-	e := startDisturbing(t, 2)
-	r := shared
-	if r.gatewayAddress == "" {
-		t.Skip("needs a way to the gateway's Service: set " + envGateway)
-	}
-	client := e.clientOf(e.site.front, 0)
-	s := e.claim()
-	e.reaches(client, s)
-
-	ctx, stop := context.WithCancel(t.Context())
-	run := newHistory(t, []openapi.Sandbox{s})
-	var all sync.WaitGroup
-	for range 4 {
-		all.Go(func() {
-			for ctx.Err() == nil {
-				e.send(t.Context(), client, run, []openapi.Sandbox{s})
-			}
-		})
-		keeps := e.clientOf(e.site.front, 1)
-		all.Go(func() {
-			for ctx.Err() == nil {
-				a, err := e.sendOnce(t.Context(), keeps, http.MethodPost, e.host(8080, s.SandboxID), "/", "x")
-				if err != nil || a.code != http.StatusOK {
-					t.Errorf("on a connection that is kept: %v %d %s", err, a.code, a.body)
-				}
-			}
-		})
-	}
-	pods, err := r.ready(t.Context(), "gateway")
-	require.NoError(t, err)
-	require.Len(t, pods, releaseReplicas)
-	require.NoError(t,
-		r.clients.Kubernetes.CoreV1().Pods(releaseNamespace).Delete(t.Context(), pods[0].Name, metav1.DeleteOptions{}))
-	require.NoError(t, r.waitGone(t.Context(), &pods[0]))
-	require.NoError(t, r.waitComplete(t.Context()))
-	stop()
-	all.Wait()
-	served, refused := judged(run)
-	require.Positive(t, served)
-	require.Zero(t, refused)
-	t.Logf("%d requests while a gateway was replaced", served)
 }
 
 // The process node of devcluster stands in for a kubelet in all other tests, so

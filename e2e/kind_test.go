@@ -33,8 +33,8 @@ const (
 const kindPodSubnet = "10.244.0.0/16"
 
 // createKind creates a cluster whose NodePorts are mapped to free ports of
-// 127.0.0.1, and loads the images. remove deletes it, also after an error.
-func createKind(ctx context.Context) (in installation, remove func() error, err error) {
+// 127.0.0.1, and loads the images. Without workers its one node has all pods. remove deletes it, also after an error.
+func createKind(ctx context.Context, workers int) (in installation, remove func() error, err error) {
 	remove = func() error { return nil }
 	for _, program := range []string{"kind", "docker"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -73,10 +73,11 @@ func createKind(ctx context.Context) (in installation, remove func() error, err 
 		*address = fmt.Sprintf("127.0.0.1:%d", free)
 		mappings = append(mappings, map[string]any{"containerPort": port, "hostPort": free, "listenAddress": "127.0.0.1"})
 	}
-	raw, err := json.Marshal(map[string]any{
-		"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4",
-		"nodes": []any{map[string]any{"role": "control-plane", "extraPortMappings": mappings}},
-	})
+	nodes := []any{map[string]any{"role": "control-plane", "extraPortMappings": mappings}}
+	for range workers {
+		nodes = append(nodes, map[string]any{"role": "worker"})
+	}
+	raw, err := json.Marshal(map[string]any{"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes})
 	if err != nil {
 		return in, remove, err
 	}

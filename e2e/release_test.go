@@ -78,7 +78,7 @@ func install(ctx context.Context, where string) (r *release, remove func() error
 	undo := func() error { return nil }
 	var in installation
 	if where == onKind {
-		in, undo, err = createKind(ctx)
+		in, undo, err = createKind(ctx, 0)
 	} else {
 		in, err = fromEnvironment()
 	}
@@ -265,6 +265,23 @@ func (r *release) waitComplete(ctx context.Context) error {
 		return nil
 	})
 	return errors.Join(err, r.waitLeader(ctx))
+}
+
+// waitEnded waits until no pod of the release is on its way out.
+func (r *release) waitEnded(ctx context.Context) error {
+	return poll(ctx, func(ctx context.Context) error {
+		pods, err := r.clients.Kubernetes.CoreV1().Pods(releaseNamespace).List(ctx,
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/component"})
+		if err != nil {
+			return err
+		}
+		for _, p := range pods.Items {
+			if p.DeletionTimestamp != nil {
+				return fmt.Errorf("pod %s is still ending", p.Name)
+			}
+		}
+		return nil
+	})
 }
 
 func complete(d *appsv1.Deployment) bool {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -17,7 +18,9 @@ import (
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -53,13 +56,16 @@ type tally struct {
 // rollouts sends requests through a balancer while parts of Berth are restarted.
 type rollouts struct {
 	*env
-	front     *balancer
+	dial      func(ctx context.Context) (net.Conn, error) // to a gateway that is ready
 	sandboxes []openapi.Sandbox
 
 	mu  sync.Mutex
 	now *tally
 	// ending: an Envoy has drained, and is ended and started again.
 	ending bool
+	// restarting: the leading allocator is ended and started again. A Service leads no call to a replica that is not ready
+	// yet. The gateways of a devcluster have a fixed list of replicas.
+	restarting bool
 }
 
 // count changes the tally. An error is kept as a sample.
@@ -131,7 +137,7 @@ func protocol(client *http.Client) string {
 func (r *rollouts) claimOne(ctx context.Context, client *http.Client) {
 	call := func(method, path, body string, want int) (answer, bool) {
 		a, err := r.sendOnce(ctx, client, method, "api."+r.site.domain(), path, body)
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || r.starting() && err == nil && strings.Contains(a.body, string(apierror.APINotReady)) {
 			return a, false
 		}
 		if err == nil && a.code != want {
@@ -195,14 +201,19 @@ func (r *rollouts) talk(ctx context.Context, client *http.Client, s openapi.Sand
 	})
 }
 
-// start lets all clients work until the function that it returns is called.
+// start claims sandboxes if there are less than four, and lets all clients work until the function that it returns is
+// called.
 func (r *rollouts) start() (stop func()) {
+	for range 4 - len(r.sandboxes) {
+		r.sandboxes = append(r.sandboxes, r.claim())
+	}
+	r.waitWarm(4)
 	ctx, cancel := context.WithCancel(r.t.Context())
 	var all sync.WaitGroup
 	client := func(change func(*http.Transport)) *http.Client {
 		transport := &http.Transport{
 			MaxIdleConnsPerHost: 1,
-			DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return r.front.dial(ctx) },
+			DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return r.dial(ctx) },
 		}
 		change(transport)
 		r.t.Cleanup(transport.CloseIdleConnections)
@@ -280,6 +291,32 @@ func (r *rollouts) succeed(g *stack.Gateway) {
 	require.NoError(r.t, serving.Stop(r.t.Context(), endTime))
 }
 
+// starting reports whether an allocator may not be ready.
+func (r *rollouts) starting() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.restarting
+}
+
+func (r *rollouts) setStarting(starting bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.restarting = starting
+}
+
+// restartLeader ends the leader and starts it again.
+func (r *rollouts) restartLeader() {
+	r.setStarting(true)
+	defer r.setStarting(false)
+	leader, err := r.stack.Leader(r.t.Context())
+	require.NoError(r.t, err)
+	r.restart(leader.Server)
+	require.Eventually(r.t, func() bool {
+		return proc.GetOK(r.t.Context(), http.DefaultClient, leader.Admin+"/readyz") == nil
+	}, endTime, 20*time.Millisecond)
+	require.NoError(r.t, r.waitLeader(r.t.Context()))
+}
+
 // Behind a balancer that obeys the readiness of gateways, no planned restart of a part of a gateway costs a request, a
 // claim or a release. An open WebSocket lasts until its Envoy has drained.
 //
@@ -290,12 +327,9 @@ func TestPlannedRestartsFailNoRequest(t *testing.T) {
 		env: startLongAlone(t, 4, stack.Options{Allocators: releaseReplicas, Gateways: releaseReplicas}),
 		now: &tally{event: "start"},
 	}
-	r.front = startBalancer(t, r.stack.Gateways)
-	for range 4 {
-		r.sandboxes = append(r.sandboxes, r.claim())
-	}
-	r.waitWarm(4)
-	require.True(t, r.front.allReady(t.Context()))
+	front := startBalancer(t, r.stack.Gateways)
+	r.dial = front.dial
+	require.True(t, front.allReady(t.Context()))
 	stop := r.start()
 	defer stop()
 	const nothing, killed = "nothing", "router, killed"
@@ -316,6 +350,7 @@ func TestPlannedRestartsFailNoRequest(t *testing.T) {
 			require.NoError(t, gateway(i).Router.Kill())
 			require.NoError(t, gateway(i).Router.Start(t.Context()))
 		}},
+		{"leading allocator", func(int) { r.restartLeader() }},
 	} {
 		n := &tally{event: event.name, times: *rolloutTimes}
 		switch event.name {
@@ -325,13 +360,11 @@ func TestPlannedRestartsFailNoRequest(t *testing.T) {
 			n.times = (n.times + 1) / 2
 		}
 		all = append(all, n)
-		r.mu.Lock()
-		r.now = n
-		r.mu.Unlock()
+		r.begin(n)
 		for i := range n.times {
 			event.do(i)
 			wait.Sleep(t.Context(), drainTime/3) // until the balancer has noticed
-			require.True(t, r.front.allReady(t.Context()))
+			require.True(t, front.allReady(t.Context()))
 		}
 		for _, g := range r.stack.Gateways { // the number of times may be odd
 			if g.Successor.Running() {
@@ -340,6 +373,19 @@ func TestPlannedRestartsFailNoRequest(t *testing.T) {
 		}
 	}
 	stop()
+	judgeRollouts(t, all)
+}
+
+// begin counts for another event from now on.
+func (r *rollouts) begin(n *tally) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.now = n
+}
+
+// judgeRollouts prints what happened as a table, and fails the test if a request, a claim or a release has failed.
+func judgeRollouts(t *testing.T, all []*tally) {
+	t.Helper()
 	table := "\n| restarted | times | requests | failed | claims and releases | failed |" +
 		" WebSockets opened | open to the end of the drain | cut |\n" + strings.Repeat("|---", 9) + "|\n"
 	for _, n := range all {
@@ -353,4 +399,106 @@ func TestPlannedRestartsFailNoRequest(t *testing.T) {
 		}
 	}
 	t.Log(table)
+}
+
+// No planned restart of pods on a cluster costs a request, a claim or a release: not that of one gateway, and not those
+// of all gateways and allocators of an upgrade and of the way back. It is the kubelet's preStop hook, its order of
+// ending containers, and the Service that make it true.
+// Invariant: P23
+func TestUpgradeAndRollbackFailNoRequest(t *testing.T) {
+	onACluster(t, "needs a kubelet, Services and helm")
+	r := &rollouts{env: startDisturbing(t, 4), now: &tally{event: "start"}}
+	if shared.gatewayAddress == "" {
+		t.Skip("needs a way to the gateway's Service: set " + envGateway)
+	}
+	r.dial = shared.front
+	stop := r.start()
+	defer stop()
+	r.setEnding(true) // the kubelet does it
+	helm := func(args ...string) error {
+		return shared.helm(t.Context(), append(args, "--namespace", releaseNamespace, "--wait", "--timeout", "5m")...)
+	}
+	var all []*tally
+	for _, event := range []struct {
+		name string
+		do   func() error
+	}{
+		{"one gateway's pod", func() error {
+			pods, err := shared.ready(t.Context(), "gateway")
+			if err != nil {
+				return err
+			}
+			all := shared.clients.Kubernetes.CoreV1().Pods(releaseNamespace)
+			err = all.Delete(t.Context(), pods[0].Name, metav1.DeleteOptions{})
+			return errors.Join(err, shared.waitGone(t.Context(), &pods[0]))
+		}},
+		{"all pods, by helm upgrade", func() error {
+			return helm("upgrade", releaseName, filepath.Join("..", "charts", "berth"), "--reuse-values",
+				"--set", "allocator.logLevel=debug,router.logLevel=debug")
+		}},
+		{"all pods, by helm rollback", func() error {
+			return helm("rollback", releaseName, "1")
+		}},
+	} {
+		n := &tally{event: event.name, times: 1}
+		all = append(all, n)
+		r.begin(n)
+		require.NoError(t, event.do())
+		require.NoError(t, shared.waitComplete(t.Context()))
+		require.NoError(t, shared.waitEnded(t.Context()))
+	}
+	stop()
+	judgeRollouts(t, all)
+}
+
+// A node that is cordoned and drained as docs/operations.md says ends the sandboxes that are on it, with the reason
+// Evicted. It costs no request to another sandbox, no claim and no release.
+func TestDrainedNodeEndsOnlyItsSandboxes(t *testing.T) {
+	onACluster(t, "makes a kind cluster with three nodes")
+	if where, err := provider(); err != nil || where != onKind || !*longFlag {
+		t.Skip("makes a kind cluster with three nodes: only with -e2e.long")
+	}
+	in, remove, err := createKind(t.Context(), 2)
+	t.Cleanup(func() { require.NoError(t, remove()) })
+	require.NoError(t, err)
+	site, err := in.install(t.Context())
+	require.NoError(t, err)
+	r := &rollouts{env: startOn(t, site, 4), now: &tally{event: "node that is drained", times: 1}}
+	r.dial = site.front
+	var drained, others []openapi.Sandbox
+	node := ""
+	for len(drained) == 0 || len(others) < 4 {
+		s := r.claim()
+		pod, err := site.clients.Kubernetes.CoreV1().Pods(sandboxNamespace).Get(t.Context(), s.PodName, metav1.GetOptions{})
+		require.NoError(t, err)
+		if node == "" {
+			node = pod.Spec.NodeName
+		}
+		if pod.Spec.NodeName == node {
+			drained = append(drained, s)
+		} else {
+			others = append(others, s)
+		}
+		require.Less(t, len(drained)+len(others), 100, "all pods are on one node")
+		r.waitWarm(1)
+	}
+	r.sandboxes = others
+	stop := r.start()
+	defer stop()
+	r.setEnding(true) // a gateway of the node ends too
+	kubectl := func(args ...string) {
+		require.NoError(t, command(t.Context(), append([]string{"kubectl", "--kubeconfig", in.kubeconfig}, args...)...))
+	}
+	kubectl("cordon", node)
+	kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=4m")
+	require.NoError(t, site.waitComplete(t.Context()))
+	client := r.clientOf(site.front, 0)
+	for _, s := range drained {
+		a, err := do(t.Context(), client, http.MethodGet, "http://gateway/", r.host(8080, s.SandboxID), "")
+		require.NoError(t, err)
+		require.Equal(t, http.StatusGone, a.code, a.body)
+		require.Contains(t, a.body, "Evicted")
+	}
+	stop()
+	judgeRollouts(t, []*tally{r.now})
 }
