@@ -25,7 +25,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
-	"github.com/berth-sandbox/berth/devcluster/podnet"
+	"github.com/berth-sandbox/berth/internal/podnet"
 )
 
 // releaseReplicas is how many allocators and gateways a release has.

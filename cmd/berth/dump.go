@@ -97,7 +97,24 @@ func (c *journalDumpCommand) Run(ctx context.Context, o *output) error {
 	if len(batches) == 0 && damage == nil {
 		damage = fmt.Errorf("there is no journal in namespace %s; -n names another", c.Namespace)
 	}
-	slots, rows := []dumped{}, []dumpedRecord{}
+	slots, rows, err := dump(batches, c.Key)
+	if err != nil {
+		return err
+	}
+	for _, slot := range slots {
+		if slot.Error != "" {
+			damage = errors.Join(damage, fmt.Errorf("slot %d: %s", slot.Slot, slot.Error))
+		}
+	}
+	if len(batches) == 0 {
+		return damage
+	}
+	return errors.Join(show(o, c.formatFlags, dumpedRecords, rows, slots), damage)
+}
+
+// dump returns the slots that were written, and their records whose keys begin with key.
+func dump(batches []journal.Batch, key string) (slots []dumped, rows []dumpedRecord, err error) {
+	slots = []dumped{}
 	for _, b := range batches {
 		if b.Position == 0 && b.Err == nil {
 			continue
@@ -108,28 +125,24 @@ func (c *journalDumpCommand) Run(ctx context.Context, o *output) error {
 		}
 		if b.Err != nil {
 			slot.Error = b.Err.Error()
-			damage = errors.Join(damage, fmt.Errorf("slot %d: %w", b.Index, b.Err))
 			rows = append(rows, dumpedRecord{slot: slot})
 		}
 		for _, r := range b.Records {
-			if !strings.HasPrefix(r.GetKey(), c.Key) {
+			if !strings.HasPrefix(r.GetKey(), key) {
 				continue
 			}
 			record, err := readable(r)
 			if err != nil {
-				return fmt.Errorf("record %s: %w", r.GetKey(), err)
+				return nil, nil, fmt.Errorf("record %s: %w", r.GetKey(), err)
 			}
 			slot.Records = append(slot.Records, record)
 			rows = append(rows, dumpedRecord{slot, record})
 		}
-		if len(slot.Records) > 0 || c.Key == "" || b.Err != nil {
+		if len(slot.Records) > 0 || key == "" || b.Err != nil {
 			slots = append(slots, slot)
 		}
 	}
-	if len(batches) == 0 {
-		return damage
-	}
-	return errors.Join(show(o, c.formatFlags, dumpedRecords, rows, slots), damage)
+	return slots, rows, nil
 }
 
 // readable is the JSON of a record with addresses, moments and durations that a person can read.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/berth-sandbox/berth/allocator"
@@ -84,6 +85,19 @@ func (*journalDumpCommand) Help() string {
 }
 
 func (f *journalFlags) clients() (*kube.Clients, error) {
+	config, err := f.config()
+	if err != nil {
+		return nil, err
+	}
+	clients, err := kube.NewClients(config, 0, 0)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	return clients, nil
+}
+
+// config says how to reach the cluster.
+func (f *journalFlags) config() (*rest.Config, error) {
 	if err := f.fill(); err != nil {
 		return nil, err
 	}
@@ -96,11 +110,7 @@ func (f *journalFlags) clients() (*kube.Clients, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
-	clients, err := kube.NewClients(config, 0, 0)
-	if err != nil {
-		return nil, fmt.Errorf("--kubeconfig: %w", err)
-	}
-	return clients, nil
+	return config, nil
 }
 
 // Run implements the command.

@@ -50,6 +50,7 @@ type commands struct {
 	LastActive  lastActiveCommand  `cmd:"" help:"When sandboxes were last used, and what happens next."`
 	Fence       fenceCommand       `cmd:"" help:"What released sandboxes wait for."`
 	Journal     journalCommand     `cmd:"" help:"The allocator's journal."`
+	Support     supportCommand     `cmd:"" help:"Write an archive of what is needed to judge an installation from afar."`
 	Keys        keysCommand        `cmd:"" help:"API keys, in the Secrets of a cluster."`
 	Check       checkCommand       `cmd:"" help:"Check from the outside that names, certificate, gateways and allocators work."`
 	EnvoyConfig envoyConfigCommand `cmd:"" help:"Print Envoy's bootstrap configuration."`

@@ -161,6 +161,7 @@ func (r *router) wireHTTP(ctx context.Context, metrics prometheus.Gatherer) erro
 	r.pages, err = admin.New(admin.Options{
 		AnyHost: !cli.Loopback(r.flags.AdminListen),
 		Cache:   r.sandboxes.Routes(), Tracker: r.sandboxes.Uses(), Metrics: metrics, Now: time.Now,
+		Envoy: envoy.AdminClient(r.flags.EnvoyAdmin),
 		Ready: func() error {
 			switch {
 			case ctx.Err() != nil:

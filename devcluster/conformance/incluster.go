@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/berth-sandbox/berth/devcluster/podnet"
+	"github.com/berth-sandbox/berth/internal/podnet"
 )
 
 // setUpLimit bounds what is made before the table and removed after it.

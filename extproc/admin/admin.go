@@ -2,6 +2,7 @@ package admin
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,6 +46,8 @@ type Options struct {
 	Ready   func() error
 	Metrics prometheus.Gatherer
 	Now     func() time.Time
+	// Envoy connects to Envoy's admin socket.
+	Envoy *http.Client
 }
 
 // Pages has the HTTP handlers.
@@ -52,7 +55,7 @@ type Pages struct{ o Options }
 
 // New checks the options.
 func New(o Options) (*Pages, error) {
-	if err := options.Require(o, "Cache", "Tracker", "Ready", "Metrics", "Now"); err != nil {
+	if err := options.Require(o, "Cache", "Tracker", "Ready", "Metrics", "Now", "Envoy"); err != nil {
 		return nil, err
 	}
 	return &Pages{o}, nil
@@ -60,9 +63,12 @@ func New(o Options) (*Pages, error) {
 
 // Admin returns the handler of all pages.
 func (p *Pages) Admin() http.Handler {
-	mux := p.o.health("/admin/last-active, /admin/routes, /healthz, /readyz, /metrics or /debug/pprof/")
+	mux := p.o.health("/admin/last-active, /admin/routes, /admin/envoy/..., /healthz, /readyz, /metrics or /debug/pprof/")
 	mux.HandleFunc("GET /admin/last-active", page(p.o.lastActive))
 	mux.HandleFunc("GET /admin/routes", page(p.o.routes))
+	for _, name := range []string{"clusters", "config_dump", "server_info", "stats"} {
+		mux.Handle("GET /admin/envoy/"+name, adminpages.LoopbackOnly(p.o.envoyPage(name)))
+	}
 	adminpages.AddProfiles(mux, nil)
 	if p.o.AnyHost {
 		return mux
@@ -76,6 +82,31 @@ func (p *Pages) Health() http.Handler { return p.o.health("/healthz, /readyz or 
 func (o Options) health(pages string) *http.ServeMux {
 	alive := func() error { return nil }
 	return adminpages.New(adminpages.Checks{"/healthz": alive, "/readyz": o.Ready}, o.Metrics, pages)
+}
+
+// envoyTime bounds a page of Envoy.
+const envoyTime = 10 * time.Second
+
+// envoyPage passes on a page of Envoy's admin interface that changes nothing. Envoy leaves private keys out of its
+// configuration.
+func (o Options) envoyPage(name string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), envoyTime)
+		defer cancel()
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envoy/"+name, http.NoBody)
+		var answer *http.Response
+		if err == nil {
+			answer, err = o.Envoy.Do(request)
+		}
+		if err != nil {
+			http.Error(w, "the admin socket of Envoy: "+err.Error(), http.StatusBadGateway)
+			return
+		}
+		defer answer.Body.Close()
+		w.Header().Set("Content-Type", answer.Header.Get("Content-Type"))
+		w.WriteHeader(answer.StatusCode)
+		_, _ = io.Copy(w, answer.Body) // a reader that sees too few bytes knows it
+	})
 }
 
 // LastActive is the body of /admin/last-active.

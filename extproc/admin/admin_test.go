@@ -79,7 +79,7 @@ func newRouter(t require.TestingT) *router {
 	metrics.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "berth_test", Help: "help"}))
 	r.options = admin.Options{
 		Cache: r.cache, Tracker: tracker, Metrics: metrics, Now: func() time.Time { return noon },
-		Ready: func() error { return r.ready },
+		Ready: func() error { return r.ready }, Envoy: http.DefaultClient,
 	}
 	pages, err := admin.New(r.options)
 	require.NoError(t, err)
@@ -266,6 +266,39 @@ func TestMetricsAndProfilesAreServed(t *testing.T) {
 	require.Equal(t, 200, r.get("/debug/pprof/goroutine?debug=1").Code)
 	require.Equal(t, 200, r.get("/debug/pprof/cmdline").Code)
 }
+
+func TestPagesOfEnvoyArePassedOnLocally(t *testing.T) {
+	r := newRouter(t)
+	r.options.Envoy = &http.Client{Transport: roundTrip(func(q *http.Request) (*http.Response, error) {
+		if q.URL.Path == "/clusters" {
+			return nil, errors.New("connection refused")
+		}
+		w := httptest.NewRecorder()
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, "%s %s", q.Method, q.URL)
+		return w.Result(), nil
+	})}
+	pages, err := admin.New(r.options)
+	require.NoError(t, err)
+	r.Handler = pages.Admin()
+
+	w := r.get("/admin/envoy/config_dump?include_eds")
+	require.Equal(t, http.StatusOK, w.Code)
+	require.Equal(t, "GET http://envoy/config_dump", w.Body.String())
+	require.Equal(t, "application/json", w.Header().Get("Content-Type"))
+	require.Equal(t, http.StatusBadGateway, r.get("/admin/envoy/clusters").Code)
+	require.Equal(t, http.StatusNotFound, r.get("/admin/envoy/quitquitquit").Code)
+
+	r.options.AnyHost = true
+	pages, err = admin.New(r.options)
+	require.NoError(t, err)
+	r.Handler = pages.Admin()
+	require.Equal(t, http.StatusMisdirectedRequest, r.getFrom("router.example.com", "/admin/envoy/stats").Code)
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 func TestUnknownPageListsKnownPages(t *testing.T) {
 	r := newRouter(t)
