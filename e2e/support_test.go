@@ -60,14 +60,21 @@ func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 	}
 
 	c := e.commandLine()
+	config := kubeconfigOf(t, e.site.restConfig())
+	if shared != nil {
+		lines := c.run(0, "logs", "--of", s.SandboxID, "--kubeconfig", config)
+		require.Regexp(t, `berth-allocator-\S+ allocator .*createSandbox`, lines)
+		require.Contains(t, c.run(2, "logs", "--of", s.SandboxID, s.SandboxID), "not both")
+	}
 	file := filepath.Join(t.TempDir(), "archive.tar.gz")
-	out := c.run(0, "support", "--kubeconfig", kubeconfigOf(t, e.site.restConfig()), "-n", e.site.namespace(), "-o", file)
+	out := c.run(0, "support", "--kubeconfig", config, "-n", e.site.namespace(), "-o", file)
 	require.Contains(t, out, "sources")
 	files := unpack(t, file)
 	for name, content := range files {
 		require.NotContains(t, content, canary, name)
 		require.NotContains(t, content, word, name)
 		require.NotContains(t, content, e.site.key(), name)
+		require.NotContains(t, content, s.SandboxID, name)
 	}
 	require.NotContains(t, files["index.json"], "error", "a source has failed")
 	wanted := []string{"journal.json", "version.json", "kubernetes-version.json", "state/fences.json",
@@ -98,8 +105,9 @@ func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 	for _, name := range wanted {
 		require.NotEmpty(t, files[name], name)
 	}
-	require.Contains(t, files["journal.json"], s.SandboxID)
-	require.Contains(t, files["state/sandboxes.json"], s.SandboxID)
+	short := s.SandboxID[:5] + "..."
+	require.Contains(t, files["journal.json"], short)
+	require.Contains(t, files["state/sandboxes.json"], short)
 	require.Contains(t, c.run(2, "support", "-o", file), "exist", "an archive is not replaced")
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/cmd/internal/support"
 	"github.com/berth-sandbox/berth/internal/printable"
 )
 
@@ -19,16 +21,21 @@ const (
 
 type logsCommand struct {
 	apiFlags
-	ID         string        `arg:"" name:"sandbox" complete:"sandbox" help:"ID of a sandbox."`
+	ID         string        `arg:"" optional:"" name:"sandbox" complete:"sandbox" help:"ID of a sandbox."`
 	Follow     bool          `short:"f" help:"Go on with new lines, until interrupted or until the sandbox ends."`
 	Tail       int           `default:"1000" placeholder:"LINES" help:"Begin with so many of the latest lines, at most 1000."`
 	Since      time.Duration `help:"Begin with the lines of this time instead, such as 10m."`
 	Timestamps bool          `help:"Print the time of each line."`
+
+	Of               string `placeholder:"ID" help:"Print the lines of allocators, routers and Envoys that have this ID of a sandbox or of a request, of the last hour or --since, instead."`
+	Kubeconfig       string `help:"With --of: kubeconfig file. Left out: KUBECONFIG, the current context's, kubectl's own, or a development cluster's."`
+	ReleaseNamespace string `help:"With --of: namespace of Berth's pods. Left out: all namespaces are searched."`
 }
 
 // Help implements kong.HelpProvider.
 func (*logsCommand) Help() string {
-	return "Prints the log of the first container of a live sandbox."
+	return "Prints the log of the first container of a live sandbox. With --of it needs no key but a kubeconfig, and prints what Berth's " +
+		"own pods have logged about a sandbox, also of one that has ended, or about a request (X-Request-Id)."
 }
 
 // Run implements the command.
@@ -38,6 +45,10 @@ func (c *logsCommand) Run(ctx context.Context, o *output) error {
 		return usage("--tail %d: must be 1 to %d; --since reads more", c.Tail, maxLogLines)
 	case c.Since < 0:
 		return usage("--since %v: must not be negative", c.Since)
+	case (c.ID == "") == (c.Of == ""):
+		return usage("name a sandbox or give --of, and not both")
+	case c.Of != "":
+		return c.ofBerth(ctx, o)
 	}
 	t, err := c.target()
 	if err != nil {
@@ -85,6 +96,36 @@ func (c *logsCommand) Run(ctx context.Context, o *output) error {
 		}
 	}
 }
+
+// ofBerth prints what Berth's pods have logged about an ID.
+func (c *logsCommand) ofBerth(ctx context.Context, o *output) error {
+	if len(c.Of) < shortestID {
+		return usage("--of %q: an ID has %d characters or more", c.Of, shortestID)
+	}
+	config, err := (&journalFlags{Kubeconfig: c.Kubeconfig}).config()
+	if err != nil {
+		return err
+	}
+	lines, failed, err := support.Lines(ctx, support.Logs{
+		Config: config, Release: c.ReleaseNamespace, Since: cmp.Or(c.Since, time.Hour), Of: c.Of})
+	if err != nil {
+		return err
+	}
+	for _, l := range lines {
+		if _, err := fmt.Fprintln(o.raw.out, l.Time.Format(time.RFC3339Nano), l.Pod, l.Container, cleanLog(l.Text)); err != nil {
+			return err
+		}
+	}
+	for _, f := range failed {
+		if _, err := fmt.Fprintf(o.err, "missing: %s: %s\n", f.Name, f.Error); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shortestID is the least length of an ID that is searched for.
+const shortestID = 8
 
 // cleanLog escapes a line that may have tabs.
 func cleanLog(text string) string {

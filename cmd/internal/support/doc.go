@@ -11,7 +11,8 @@
 //   - The size of a file and of the archive is bounded.
 //   - Secrets are listed without their data. Values of environment variables, of metadata that claimers wrote and of
 //     annotations that are not Kubernetes' or Berth's own, and the commands of sandboxes, are removed. API keys, tokens,
-//     private keys, signatures and every value of a Secret that can be read are removed wherever they stand.
+//     private keys, signatures and every value of a Secret that can be read are removed wherever they stand. IDs of
+//     sandboxes are shortened, as in logs.
 //
 // # What breaks them
 //

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/berth-sandbox/berth/api/sandboxid"
 )
 
 // removed stands for what was removed.
@@ -30,11 +32,14 @@ var shapes = []struct {
 	{regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`), removed},
 	{regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\z)`), removed},
 	{regexp.MustCompile(`(?i)\b(x-api-key|(?:[a-z-]*access[_-]?)token|token|password|passwd|secret|api[_-]?key|` +
-		`authorization|set-cookie|cookie|signature)(\\?["']?\s*[:=]\s*\\?["']?)[^\s"'\\,;&}\]]+`), "$1$2" + removed},
+		`authorization|set-cookie|cookie|signature)(\\?["']?\s*[:=]\s*\\?["']?)[^\s"'\\,;&}\[\]][^\s"'\\,;&}\]]*`), "$1$2" + removed},
 }
 
 // digits are tokens of sandboxes, and digests, which stay.
 var digits = regexp.MustCompile(`(sha256:|containerd://|docker://)?[0-9a-f]{64,}`)
+
+// ids have the shape of a sandbox ID, which opens a public sandbox.
+var ids = regexp.MustCompile(`\b[a-z0-9]{20}\b`)
 
 // redactor removes secrets. It may be used concurrently.
 type redactor struct{ known *strings.Replacer }
@@ -63,6 +68,7 @@ func (r *redactor) text(b []byte) []byte {
 	for _, s := range shapes {
 		b = s.pattern.ReplaceAll(b, []byte(s.with))
 	}
+	b = ids.ReplaceAllFunc(b, func(id []byte) []byte { return []byte(sandboxid.Short(string(id))) })
 	return digits.ReplaceAllFunc(b, func(found []byte) []byte {
 		if i := bytes.IndexByte(found, ':'); i > 0 {
 			return found
@@ -114,6 +120,8 @@ func place(v any, commands bool) {
 					clear(inner, func(string) bool { return false })
 				case field == "annotations":
 					clear(inner, ownAnnotation)
+				case field == "terminated" && inner["message"] != nil && !commands: // the container wrote it
+					inner["message"] = removed
 				}
 			case []any:
 				switch {
@@ -123,7 +131,7 @@ func place(v any, commands bool) {
 							e["value"] = removed
 						}
 					}
-				case (field == "command" || field == "args") && !commands:
+				case (field == "command" || field == "args") && !commands, field == "loglines":
 					v[name] = []any{removed}
 				}
 			}

@@ -25,6 +25,7 @@ func TestShapesOfSecretsAreRemovedFromText(t *testing.T) {
 		"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln": "[removed]",
 		"the value of a Secret is":                  "[removed] is",
 		"dGhlIHZhbHVlIG9mIGEgU2VjcmV0Cg==":          "[removed]",
+		"sandbox k3x9k3x9k3x9k3x9k3x9, released":    "sandbox k3x9k..., released",
 		"a short line stays as it is":               "a short line stays as it is",
 		"-----BEGIN EC PRIVATE KEY-----\nMHc\n-----END EC PRIVATE KEY-----\nrest": "[removed]\nrest",
 		"-----BEGIN PRIVATE KEY-----\nMHc cut off":                                "[removed]",
@@ -42,12 +43,15 @@ func TestFieldsOfObjectsAreRemovedByTheirPlace(t *testing.T) {
 		 "spec": {"containers": [{"name": "c", "args": ["--flag=stays"], "env": [{"name": "A", "value": "canary"}]}]}},
 		{"metadata": {"name": "sandbox", "uid": "2"}, "spec": {"metadata": {"task": "canary"}, "user": "stays",
 		  "template": {"metadata": {"labels": {"l": "stays"}, "annotations": {"a": "canary"}}, "spec": {"containers": [
-		    {"command": ["canary"], "args": ["canary"], "env": [{"name": "B", "valueFrom": {"secretKeyRef": {"name": "stays"}}}]}]}}}},
-		{"envs": {"A": "canary"}, "token": "canary", "data": {"k": "canary"}, "count": 12345678901234567890}]}`))
+		    {"command": ["canary"], "args": ["canary"], 
+		     "env": [{"name": "B", "valueFrom": {"secretKeyRef": {"name": "stays"}}}]}]}}}},
+		{"status": {"logLines": ["canary"],
+		  "containerStatuses": [{"state": {"terminated": {"reason": "stays", "message": "canary"}}}]}},
+		{"envs": {"A": "canary"}, "token": "canary", "data": {"k": "canary"}, "count": 12345678901234567}]}`))
 	require.NoError(t, err)
 	require.NotContains(t, string(clean), word)
-	require.Equal(t, 5, strings.Count(string(clean), "stays"))
-	require.Contains(t, string(clean), "12345678901234567890")
+	require.Equal(t, 6, strings.Count(string(clean), "stays"))
+	require.Contains(t, string(clean), "12345678901234567")
 
 	_, err = newRedactor().object([]byte(`{"cut": "off`))
 	require.Error(t, err, "what cannot be read cannot be cleaned")

@@ -107,7 +107,7 @@ func Write(ctx context.Context, w io.Writer, dir string, o Options) (*Index, err
 	c := &collection{Options: o, client: client, archive: tar.NewWriter(packed), dir: dir, left: totalBytes}
 	c.index.Begun = time.Now().UTC()
 	sources := append(c.fixed(), o.Sources...)
-	pods, err := c.pods(ctx)
+	pods, err := ownPods(ctx, client, o.Release)
 	if err != nil {
 		c.index.Files = append(c.index.Files, File{Name: "pods", Error: err.Error()})
 	}
@@ -238,14 +238,14 @@ func (c *collection) objects(namespace string) []Source {
 	return all
 }
 
-// pods returns Berth's own pods.
-func (c *collection) pods(ctx context.Context) ([]corev1.Pod, error) {
+// ownPods returns Berth's pods of a namespace, or of all.
+func ownPods(ctx context.Context, client kubernetes.Interface, namespace string) ([]corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, sourceLimit)
 	defer cancel()
-	list, err := c.client.CoreV1().Pods(c.Release).List(ctx, metav1.ListOptions{
+	list, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "app.kubernetes.io/name=berth,app.kubernetes.io/component", Limit: listed})
 	if err != nil {
-		return nil, fmt.Errorf("Berth's pods: %w", err)
+		return nil, fmt.Errorf("pods of Berth: %w", err)
 	}
 	return list.Items, nil
 }
