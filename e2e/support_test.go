@@ -108,7 +108,7 @@ func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 	short := s.SandboxID[:5] + "..."
 	require.Contains(t, files["journal.json"], short)
 	require.Contains(t, files["state/sandboxes.json"], short)
-	require.Contains(t, c.run(2, "support", "-o", file), "exist", "an archive is not replaced")
+	require.Contains(t, c.run(2, "support", "--kubeconfig", config, "-o", file), "exist", "an archive is not replaced")
 }
 
 // unpack returns the files of an archive, by their paths in its directory.
