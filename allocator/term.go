@@ -469,6 +469,9 @@ func (t *term) tell(e core.Effect) {
 		t.inits.drop(e.Sandbox)
 		t.publish(events.Released, e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
+		if e.Late > 0 {
+			t.a.metrics.reapLate.WithLabelValues(e.Sandbox.Reason).Observe(e.Late.Seconds())
+		}
 		t.logRelease(e.Sandbox)
 	case core.Acknowledged:
 		t.a.metrics.acknowledged.Observe(e.Took.Seconds())

@@ -102,7 +102,7 @@ func (a *api) authenticated(mux *http.ServeMux) http.Handler {
 				return
 			}
 			if err = a.rates.take(caller.Key); err != nil {
-				a.OnRateLimited()
+				a.counts.rateLimited.Inc()
 				refuse(w, r, err)
 				return
 			}

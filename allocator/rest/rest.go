@@ -2,11 +2,13 @@ package rest
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httputil"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -165,11 +167,11 @@ type Options struct {
 	ClaimQueue int
 	// ReapDryRun is shown in answers: idle sandboxes are not released. Optional.
 	ReapDryRun bool
-	// KeyRate bounds the calls of each key. Optional: the zero Limit is none. OnRateLimited is called for each call
-	// that it refuses; required with KeyRate.
-	KeyRate       rate.Limit
-	OnRateLimited func()
-	Log           *zap.Logger
+	// KeyRate bounds the calls of each key. Optional: the zero Limit is none.
+	KeyRate rate.Limit
+	// Metrics takes the metrics of calls. Optional.
+	Metrics prometheus.Registerer
+	Log     *zap.Logger
 }
 
 type api struct {
@@ -179,6 +181,7 @@ type api struct {
 	claims, others, slow, streams *class
 	answers                       *budget
 	rates                         *keyRates
+	counts                        *metrics
 	audit                         audit
 	operations                    map[string]string // IDs by the mux's pattern
 }
@@ -191,7 +194,7 @@ func New(o Options) (http.Handler, error) {
 	trail := newAudit(o.Log.Named("audit"))
 	o.Log = o.Log.Named("api")
 	a := &api{
-		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, operations: map[string]string{},
+		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, counts: newMetrics(), operations: map[string]string{},
 		claims: newClass(claimSlots(o.ClaimQueue), MaxWait+answerWait), others: newClass(inFlight, answerWait),
 		slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
 	}
@@ -205,5 +208,10 @@ func New(o Options) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.bounded(a.knownHost(a.home(a.origins(a.authenticated(mux))))), nil
+	if o.Metrics != nil {
+		if err := a.register(o.Metrics); err != nil {
+			return nil, fmt.Errorf("rest: register metrics: %w", err)
+		}
+	}
+	return a.counted(mux, a.bounded(a.knownHost(a.home(a.origins(a.authenticated(mux)))))), nil
 }

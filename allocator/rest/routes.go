@@ -55,7 +55,7 @@ func (a *api) actions() map[string]action {
 		"explainRoute":          {class: a.others, f: a.explainRoute},
 		"keepAlive":             {class: a.others, f: a.keepAlive, again: true},
 		"makeLink":              {class: a.others, f: a.makeLink, again: true},
-		"streamEvents":          {stream: a.sendEvents},
+		streamOperation:         {stream: a.sendEvents},
 		"listEvents":            {class: a.others, f: a.listEvents},
 		"listEventsOfSandbox":   {class: a.others, f: a.listEvents},
 		"listWebhooks":          {class: a.others, f: a.listWebhooks},
