@@ -171,6 +171,9 @@ func (c *census) Collect(all chan<- prometheus.Metric) {
 	collectPools(pools, all)
 }
 
+// outcomeCanceled is the outcome of a claim that its caller has given up.
+const outcomeCanceled = "canceled"
+
 // outcome returns the label of an answered claim.
 func outcome(err error) string {
 	var e *apierror.Error
@@ -180,7 +183,7 @@ func outcome(err error) string {
 	case errors.As(err, &e):
 		return string(e.Reason)
 	case errors.Is(err, context.Canceled):
-		return "canceled"
+		return outcomeCanceled
 	case errors.Is(err, context.DeadlineExceeded):
 		return string(apierror.Timeout)
 	}

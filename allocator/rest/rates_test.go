@@ -50,7 +50,7 @@ func TestEachKeyHasARateOfItsOwn(t *testing.T) {
 		require.Equal(t, 1, lines, "the log has one line a minute for each key")
 		require.Equal(t, http.StatusOK, call(keyTwo))
 		require.Equal(t, http.StatusUnauthorized, call("wrong-0123456789abcd"))
-		require.Equal(t, http.StatusOK, callWith(h, "GET", healthPath, nil).Code)
+		require.Equal(t, http.StatusOK, callWith(h, "GET", "/health", nil).Code)
 		time.Sleep(2 * time.Second)
 		require.Equal(t, http.StatusOK, call(keyOne))
 		require.Equal(t, http.StatusTooManyRequests, call(keyOne))

@@ -16,6 +16,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/eventlog"
 	"github.com/berth-sandbox/berth/allocator/events"
+	"github.com/berth-sandbox/berth/allocator/history"
 	"github.com/berth-sandbox/berth/allocator/inspect"
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -55,6 +56,8 @@ type Allocator interface {
 	Events() (*events.Ring, error)
 	// EventLog returns the log of events across leaders, as this term writes it.
 	EventLog() (*eventlog.Log, error)
+	// History returns what happened in this term.
+	History() (*history.Ring, error)
 	// Webhooks returns the webhooks of this term.
 	Webhooks() (*webhooks.Manager, error)
 	// ClaimWait returns how long a claim waits for a pod if it does not say.
@@ -100,6 +103,9 @@ type Allocator interface {
 	// what sandboxes use, by their IDs; the error may be inspect.ErrNoMetrics.
 	Logs(ctx context.Context, key core.PodKey, o inspect.LogOptions) (io.ReadCloser, error)
 	Usage(ctx context.Context, sandboxes []core.Sandbox) (map[string]inspect.Usage, error)
+	// UsageOver returns what a sandbox has used in the last hour, as far as that is known, the oldest first. The error may be
+	// inspect.ErrNoMetrics.
+	UsageOver(ctx context.Context, s core.Sandbox) ([]inspect.Usage, error)
 	// Fences and Sessions return at most `most` entries and the number of omitted ones.
 	Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error)
 	Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error)
