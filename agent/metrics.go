@@ -176,10 +176,6 @@ func field(text, name string) (uint64, bool) {
 }
 
 func (a *Agent) metrics(w http.ResponseWriter, _ *http.Request) {
-	a.answerMetrics(w, func(m *Metrics) any { return m })
-}
-
-func (a *Agent) answerMetrics(w http.ResponseWriter, body func(*Metrics) any) {
 	m, err := a.meter.read(time.Now())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -187,6 +183,6 @@ func (a *Agent) answerMetrics(w http.ResponseWriter, body func(*Metrics) any) {
 	case err != nil:
 		Error(w, http.StatusInternalServerError, err.Error())
 	default:
-		writeJSON(w, http.StatusOK, body(m))
+		writeJSON(w, http.StatusOK, m)
 	}
 }

@@ -315,12 +315,21 @@ const scanned = 500
 // Activities implements rest.Allocator.
 func (a *Allocator) Activities(ctx context.Context, filter rest.Filter, most int) ([]core.ActivityStatus, int, error) {
 	scope := scopeOf(ctx)
+	ids := filter.IDs
 	if filter.ID != "" {
-		one, ok, err := read(ctx, a, func(c core.View) (core.ActivityStatus, bool) { return c.Activity(filter.ID, scope) })
-		if ok = ok && filter.Matches(&one.Sandbox); !ok || most < 1 {
-			return nil, 0, err
-		}
-		return []core.ActivityStatus{one}, 0, nil
+		ids = []string{filter.ID}
+	}
+	if len(ids) > 0 {
+		found, _, err := read(ctx, a, func(c core.View) (found []core.ActivityStatus, _ bool) {
+			for _, id := range ids {
+				if one, ok := c.Activity(id, scope); ok && filter.Matches(&one.Sandbox) {
+					found = append(found, one)
+				}
+			}
+			return found, true
+		})
+		n := min(len(found), most)
+		return found[:n], len(found) - n, err
 	}
 	sel := core.Selection{Scope: scope}
 	if filter.Pool != "" {
@@ -457,6 +466,11 @@ func (a *Allocator) Fences(ctx context.Context, most int) ([]core.FenceStatus, i
 // Sessions implements rest.Allocator.
 func (a *Allocator) Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error) {
 	return read(ctx, a, func(c core.View) ([]core.SessionStatus, int) { return c.Sessions(most) })
+}
+
+// Teams implements rest.Allocator.
+func (a *Allocator) Teams(ctx context.Context, also []string, most int) ([]core.TeamStatus, int, error) {
+	return read(ctx, a, func(c core.View) ([]core.TeamStatus, int) { return c.Teams(also, most) })
 }
 
 // DeclareDead implements rest.Allocator. When ctx ends first, the declaration may take

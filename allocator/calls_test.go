@@ -24,7 +24,6 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core/step"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 	"github.com/berth-sandbox/berth/allocator/events"
-	"github.com/berth-sandbox/berth/allocator/history"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -45,7 +44,7 @@ func leading(t *testing.T) (*Allocator, *term) {
 	t.Cleanup(a.stopServing)
 	a.answering, a.stopAnswering = context.WithCancel(t.Context())
 	t.Cleanup(a.stopAnswering)
-	tm := &term{number: 1, a: a, answers: newAnswers(), loop: newTestLoop(t, nil), events: events.New(1), history: history.New(time.Now())}
+	tm := &term{number: 1, a: a, answers: newAnswers(), loop: newTestLoop(t, nil), events: events.New(1)}
 	a.setTerm(tm)
 	return a, tm
 }
@@ -534,22 +533,27 @@ func TestActivitiesMatchTheFilter(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		go tm.loop.run(ctx)
 		defer func() { stop(); <-tm.loop.done }()
-		for which, want := range map[rest.Filter][]string{
-			{}:                             {"aa1", "aa2", "ab1"},
-			{ID: "aa2"}:                    {"aa2"},
-			{Prefix: "aa"}:                 {"aa1", "aa2"},
-			{Pool: "node"}:                 {"ab1"},
-			{Pool: "python", Prefix: "ab"}: nil,
-			{Pool: "ruby"}:                 nil,
+		for _, c := range []struct {
+			which rest.Filter
+			want  []string
+		}{
+			{rest.Filter{}, []string{"aa1", "aa2", "ab1"}},
+			{rest.Filter{ID: "aa2"}, []string{"aa2"}},
+			{rest.Filter{IDs: []string{"ab1", "zz", "aa1"}}, []string{"ab1", "aa1"}},
+			{rest.Filter{IDs: []string{"ab1", "aa1"}, Pool: "node"}, []string{"ab1"}},
+			{rest.Filter{Prefix: "aa"}, []string{"aa1", "aa2"}},
+			{rest.Filter{Pool: "node"}, []string{"ab1"}},
+			{rest.Filter{Pool: "python", Prefix: "ab"}, nil},
+			{rest.Filter{Pool: "ruby"}, nil},
 		} {
-			list, others, err := a.Activities(t.Context(), which, 10)
+			list, others, err := a.Activities(t.Context(), c.which, 10)
 			require.NoError(t, err)
 			require.Zero(t, others)
 			var got []string
 			for _, s := range list {
 				got = append(got, s.Sandbox.ID)
 			}
-			require.Equal(t, want, got, "%+v", which)
+			require.Equal(t, c.want, got, "%+v", c.which)
 		}
 		list, others, err := a.Activities(t.Context(), rest.Filter{}, 2)
 		require.NoError(t, err)

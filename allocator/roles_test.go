@@ -40,6 +40,8 @@ func (c callers) Caller(key string) (access.Caller, error) {
 
 func (callers) Current() context.Context { return context.Background() }
 
+func (c callers) Callers() []access.Caller { return slices.Collect(maps.Values(c)) }
+
 func (c callers) ByTeam() (map[string][][sha256.Size]byte, <-chan struct{}) {
 	byTeam := map[string][][sha256.Size]byte{}
 	for key, caller := range c {
@@ -65,7 +67,11 @@ func serveLeader(t testing.TB, warm int, keys callers, edits ...func(*memoryAPI)
 	api.put(t, "/apis/berth.sh/v1alpha1/namespaces/default/sandboxpools/"+pool.Name, pool)
 	ready := []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	api.put(t, "/api/v1/nodes/n", corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{Conditions: ready}})
-	a := newReplica(t, api, func(o *Options) { o.Keys = keys })
+	a := newReplica(t, api, func(o *Options) {
+		if keys != nil {
+			o.Keys = keys
+		}
+	})
 	for i := range warm {
 		p := pods.Build(pool, fmt.Sprintf("python-%03d", i), a.o.podSettings())
 		p.UID, p.Spec.NodeName = types.UID(p.Name), "n"

@@ -127,6 +127,7 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 			neighbour := end{values.sandboxes, map[string]string{"app": "other"}, ip}
 			stranger := end{"apps", map[string]string{"app.kubernetes.io/name": "berth", "app.kubernetes.io/instance": "berth", "app.kubernetes.io/component": "gateway"}, ip}
 			prometheus := end{"monitoring", map[string]string{"app": "prometheus"}, ip}
+			ingress := end{"ingress", map[string]string{"app": "nginx"}, ip}
 			dns := end{"kube-system", map[string]string{"k8s-app": "kube-dns"}, ip}
 			// Where the values say so.
 			open, internet := values.file != "full", values.file != "kind"
@@ -162,6 +163,9 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 				{"sandbox to what the values allow", sandbox, outside("10.9.0.1"), 443, values.file == "full"},
 				{"sandbox to a node", sandbox, outside("10.0.0.7"), 10250, false},
 				{"sandbox to the API", sandbox, allocator, 8081, false},
+				{"sandbox to the console", sandbox, allocator, 8082, false},
+				{"ingress controller to the console", ingress, allocator, 8082, values.file == "full"},
+				{"pod elsewhere to the console", stranger, allocator, 8082, false},
 				{"sandbox to the control stream", sandbox, allocator, 9090, false},
 				{"sandbox to another pod", sandbox, stranger, 80, false},
 

@@ -229,6 +229,50 @@ func (c *Client) Find(ctx context.Context, filter openapi.FindSandboxesParams) i
 	}
 }
 
+// FindPage returns one page of Find. Its NextToken is for the filter of the next page.
+func (c *Client) FindPage(ctx context.Context, filter openapi.FindSandboxesParams) (*openapi.SandboxRecords, error) {
+	return call[openapi.SandboxRecords](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.FindSandboxes(ctx, &filter)
+	})
+}
+
+// Caller says whose key the client has.
+func (c *Client) Caller(ctx context.Context) (*openapi.Caller, error) {
+	return call[openapi.Caller](ctx, repeatable, func() (*http.Response, error) { return c.api.GetCaller(ctx) })
+}
+
+// Teams returns at most limit teams with their limits and what they have of these, by name.
+func (c *Client) Teams(ctx context.Context, limit int) (*openapi.TeamStatuses, error) {
+	return call[openapi.TeamStatuses](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.ListTeamStatuses(ctx, &openapi.ListTeamStatusesParams{Limit: &limit})
+	})
+}
+
+// EventLog returns at most limit events of the log, of one sandbox or with "" of all, the newest first.
+func (c *Client) EventLog(ctx context.Context, id string, limit int) ([]openapi.LifecycleEvent, error) {
+	all, err := call[[]openapi.LifecycleEvent](ctx, repeatable, func() (*http.Response, error) {
+		if id == "" {
+			return c.api.ListEvents(ctx, &openapi.ListEventsParams{Limit: &limit})
+		}
+		return c.api.ListEventsOfSandbox(ctx, id, &openapi.ListEventsOfSandboxParams{Limit: &limit})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return *all, nil
+}
+
+// Metrics returns what a sandbox uses: at most one measurement.
+func (c *Client) Metrics(ctx context.Context, id string) ([]openapi.SandboxMetric, error) {
+	all, err := call[[]openapi.SandboxMetric](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.GetSandboxMetrics(ctx, id, &openapi.GetSandboxMetricsParams{})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return *all, nil
+}
+
 // Pools returns the pools, by name.
 func (c *Client) Pools(ctx context.Context) ([]openapi.Pool, error) {
 	all, err := call[openapi.Pools](ctx, repeatable, func() (*http.Response, error) { return c.api.ListPools(ctx) })
@@ -302,11 +346,6 @@ func (c *Client) LastActive(ctx context.Context, filter openapi.LastActiveParams
 	return call[openapi.LastActive](ctx, repeatable, func() (*http.Response, error) {
 		return c.api.LastActive(ctx, &filter)
 	})
-}
-
-// History returns what happened in the last hour, as far as the leader has counted.
-func (c *Client) History(ctx context.Context) (*openapi.History, error) {
-	return call[openapi.History](ctx, repeatable, func() (*http.Response, error) { return c.api.GetHistory(ctx) })
 }
 
 // Fences returns at most limit released sandboxes whose pods are kept, and what they wait for.

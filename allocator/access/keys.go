@@ -1,6 +1,7 @@
 package access
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -145,6 +146,15 @@ func (k *Keys) ByTeam() (map[string][][sha256.Size]byte, <-chan struct{}) {
 
 // Current returns a context that ends when a key is made, changed or revoked.
 func (k *Keys) Current() context.Context { return k.valid.Load().valid }
+
+// Callers returns the callers of all valid keys, by team and name.
+func (k *Keys) Callers() []Caller {
+	all := slices.Collect(maps.Values(k.valid.Load().callers))
+	slices.SortFunc(all, func(a, b Caller) int {
+		return cmp.Or(strings.Compare(a.Team, b.Team), strings.Compare(a.Key, b.Key))
+	})
+	return all
+}
 
 // replace makes these the valid keys. Equal keys stay, so that routers are not sent them again.
 func (k *Keys) replace(callers map[hashed]Caller) {

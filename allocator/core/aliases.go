@@ -45,9 +45,10 @@ const (
 
 // Packages sandboxes and claims say what these are.
 type (
-	Mark    = sandboxes.Mark
-	Order   = sandboxes.Order
-	TeamUse = claims.Use
+	Mark       = sandboxes.Mark
+	Order      = sandboxes.Order
+	TeamUse    = claims.Use
+	TeamStatus = claims.TeamStatus
 )
 
 // The values of Order.

@@ -83,6 +83,10 @@ func (v View) Sandbox(id string) (Sandbox, bool) {
 // NamedTeams returns what the teams have whose limits are set by name.
 func (v View) NamedTeams() map[string]TeamUse { return v.c.claims.NamedTeams() }
 
+// Teams returns what the first of these teams and of all others that are known have of their limits, by name, and the
+// number of the omitted ones.
+func (v View) Teams(also []string, most int) ([]TeamStatus, int) { return v.c.claims.Teams(also, most) }
+
 // PodKeys lists all known pods, in no order.
 func (v View) PodKeys() []PodKey { return v.c.pods.Keys() }
 
@@ -188,28 +192,6 @@ func (v View) CountLive() (n int) {
 		}
 	}
 	return n
-}
-
-// Load is how much there is to do.
-type Load struct {
-	// Live sandboxes start or run.
-	Live int
-	// Fences are not complete. OldestFence is the time since the first of them began.
-	Fences      int
-	OldestFence time.Duration
-	// Facts wait for the write to the journal that is under way.
-	Facts int
-}
-
-// Load returns the load.
-func (v View) Load() Load {
-	l := Load{Live: v.CountLive(), Fences: v.c.fences.Len(), Facts: v.c.outbox.Len()}
-	for id := range v.c.fences.UnderWay() {
-		began, _, _ := v.c.fences.Began(id)
-		l.OldestFence = v.c.Now.Boot - began
-		break
-	}
-	return l
 }
 
 // Running returns all sandboxes whose routes routers may receive, in no order.

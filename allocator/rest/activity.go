@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,13 +24,15 @@ const (
 type Filter struct {
 	// ID is the sandbox's ID, Prefix the beginning of it.
 	ID, Prefix string
+	// IDs are those of the sandboxes, in no order. Empty: all.
+	IDs []string
 	// Pool is the name of the sandbox's pool.
 	Pool string
 }
 
 // Matches reports whether the filter selects s.
 func (w Filter) Matches(s *core.Sandbox) bool {
-	return (w.ID == "" || s.ID == w.ID) && strings.HasPrefix(s.ID, w.Prefix) && (w.Pool == "" || s.Pool.Name == w.Pool)
+	return (w.ID == "" || s.ID == w.ID) && (len(w.IDs) == 0 || slices.Contains(w.IDs, s.ID)) && strings.HasPrefix(s.ID, w.Prefix) && (w.Pool == "" || s.Pool.Name == w.Pool)
 }
 
 func toActivity(a core.ActivityStatus, now time.Time) openapi.Activity {
@@ -54,7 +57,7 @@ func toActivity(a core.ActivityStatus, now time.Time) openapi.Activity {
 
 func (a *api) lastActive(w *reply, r *http.Request) error {
 	query := r.URL.Query()
-	for _, name := range []string{"id", "prefix", "pool", "format"} {
+	for _, name := range []string{"id", "ids", "prefix", "pool", "format"} {
 		if values := query[name]; len(values) > 1 || len(values) == 1 && values[0] == "" {
 			return invalid("%s: must be given once and not be empty, or be left out", name)
 		}
@@ -64,6 +67,9 @@ func (a *api) lastActive(w *reply, r *http.Request) error {
 		return invalid("format: %q: must be json or text", format)
 	}
 	filter := Filter{ID: query.Get("id"), Prefix: query.Get("prefix"), Pool: query.Get("pool")}
+	if ids := query.Get("ids"); ids != "" {
+		filter.IDs = strings.Split(ids, ",")
+	}
 	all := openapi.LastActive{Now: time.Now().UTC(), DryRun: a.ReapDryRun}
 	var err error
 	all.Sandboxes, all.Truncated, err = entries(w, r, defaultActivities,

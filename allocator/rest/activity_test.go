@@ -228,7 +228,7 @@ ab2  python  1999-12-31T23:00:00Z  3600s ago  unknown (a router has ended)  0 op
 func TestLastActiveCanBeFiltered(t *testing.T) {
 	for query, want := range map[string]Filter{
 		"": {}, "id=aa1": {ID: "aa1"}, "prefix=aa": {Prefix: "aa"}, "pool=python": {Pool: "python"}, "format=json": {},
-		"id=aa1&prefix=a&pool=python&format=text": {"aa1", "a", "python"},
+		"id=aa1&prefix=a&pool=python&format=text": {ID: "aa1", Prefix: "a", Pool: "python"}, "ids=aa1,bb2": {IDs: []string{"aa1", "bb2"}},
 	} {
 		f := &fake{}
 		require.Equal(t, http.StatusOK, call(handler(t, f), "GET", "/v1/last-active?"+query, "").Code, query)

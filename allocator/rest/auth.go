@@ -88,7 +88,7 @@ const (
 func (a *api) authenticated(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		caller := access.Caller{Role: access.Admin}
-		if isHealthPath(r.URL.Path) {
+		if r.URL.Path == healthPath {
 			caller = access.Caller{}
 		} else if a.Keys != nil {
 			var err *apierror.Error
@@ -102,7 +102,7 @@ func (a *api) authenticated(mux *http.ServeMux) http.Handler {
 				return
 			}
 			if err = a.rates.take(caller.Key); err != nil {
-				a.counts.rateLimited.Inc()
+				a.OnRateLimited()
 				refuse(w, r, err)
 				return
 			}

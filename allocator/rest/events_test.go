@@ -114,6 +114,8 @@ func newRevocable() *revocable {
 	return k
 }
 
+func (k *revocable) Callers() []access.Caller { return nil }
+
 func (k *revocable) Current() context.Context {
 	k.mu.Lock()
 	defer k.mu.Unlock()

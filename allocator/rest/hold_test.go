@@ -198,6 +198,8 @@ func (k *changingKeys) Caller(key string) (access.Caller, error) {
 
 func (k *changingKeys) Current() context.Context { return context.Background() }
 
+func (k *changingKeys) Callers() []access.Caller { return nil }
+
 // Invariant: P24
 func TestHeldCallsOfOneTeamLeaveRoomForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -2,8 +2,10 @@ package rest
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -37,6 +39,10 @@ func (k knownKeys) Caller(key string) (access.Caller, error) {
 }
 
 func (knownKeys) Current() context.Context { return context.Background() }
+
+func (k knownKeys) Callers() []access.Caller {
+	return slices.SortedFunc(maps.Values(k), func(a, b access.Caller) int { return strings.Compare(a.Team+a.Key, b.Team+b.Key) })
+}
 
 // keysIn are the keys of admins, each the only one of a team of its name.
 func keysIn(keys map[string]string) knownKeys {

@@ -60,7 +60,10 @@ func (a *api) find(w *reply, r *http.Request) error {
 		return err
 	}
 	query := r.URL.Query()
-	filter.Pool, filter.Team, filter.user = query.Get("pool"), query.Get("team"), query.Get("user")
+	filter.Pool, filter.Team, filter.user, filter.prefix = query.Get("pool"), query.Get("team"), query.Get("user"), query.Get("prefix")
+	if filter.metadata, err = decodeMetadata(query.Get("metadata")); err != nil {
+		return err
+	}
 	wanted := map[string]bool{}
 	for name := range strings.SplitSeq(query.Get("phase"), ",") {
 		wanted[name] = true

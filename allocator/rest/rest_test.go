@@ -27,7 +27,6 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/eventlog"
 	"github.com/berth-sandbox/berth/allocator/events"
-	"github.com/berth-sandbox/berth/allocator/history"
 	"github.com/berth-sandbox/berth/allocator/inspect"
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -61,12 +60,12 @@ type fake struct {
 	sessions  []core.SessionStatus
 	truncated int
 	dead      core.DeadDeclared
+	teams     []core.TeamStatus
 
 	activities []core.ActivityStatus
 	counts     map[string]core.Counts
 	routes     map[string]core.RouteStatus
 	events     *events.Ring
-	history    *history.Ring
 	eventLog   *eventlog.Log
 	webhooks   *webhooks.Manager
 	serving    context.Context // nil: it serves on
@@ -77,7 +76,6 @@ type fake struct {
 	logOptions inspect.LogOptions
 	logErr     error
 	usage      map[string]inspect.Usage
-	series     []inspect.Usage // before usage
 	usageErr   error
 	measured   []string
 
@@ -85,6 +83,7 @@ type fake struct {
 	which    []Filter
 	kept     []string
 	limits   []int
+	asked    []string // the teams
 	declared []string
 	pool     string
 	claim    core.Claim
@@ -266,15 +265,6 @@ func (f *fake) Usage(ctx context.Context, sandboxes []core.Sandbox) (map[string]
 	return f.usage, errors.Join(f.usageErr, f.wait(ctx))
 }
 
-func (f *fake) UsageOver(ctx context.Context, s core.Sandbox) ([]inspect.Usage, error) {
-	f.measured = []string{s.ID}
-	all := slices.Clone(f.series)
-	if u, ok := f.usage[s.ID]; ok {
-		all = append(all, u)
-	}
-	return all, errors.Join(f.usageErr, f.wait(ctx))
-}
-
 func (f *fake) Serving() context.Context {
 	if f.serving == nil {
 		return context.Background()
@@ -285,8 +275,6 @@ func (f *fake) Serving() context.Context {
 func (f *fake) Events() (*events.Ring, error) { return f.events, f.err }
 
 func (f *fake) EventLog() (*eventlog.Log, error) { return f.eventLog, f.err }
-
-func (f *fake) History() (*history.Ring, error) { return f.history, f.err }
 
 func (f *fake) Webhooks() (*webhooks.Manager, error) { return f.webhooks, f.err }
 
@@ -323,6 +311,13 @@ func (f *fake) Activities(ctx context.Context, filter Filter, most int) ([]core.
 	f.limits, f.which = append(f.limits, most), append(f.which, filter)
 	f.mu.Unlock()
 	return f.activities, f.truncated, f.wait(ctx)
+}
+
+func (f *fake) Teams(ctx context.Context, also []string, most int) ([]core.TeamStatus, int, error) {
+	f.mu.Lock()
+	f.limits, f.asked = append(f.limits, most), also
+	f.mu.Unlock()
+	return f.teams, f.truncated, f.wait(ctx)
 }
 
 func (f *fake) DeclareDead(ctx context.Context, session, by, reason string) (core.DeadDeclared, error) {

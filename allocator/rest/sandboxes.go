@@ -34,11 +34,12 @@ type filter struct {
 	Query
 	metadata map[string]string
 	user     string
+	prefix   string       // of the ID
 	phases   []core.Phase // none: all
 }
 
 func (f *filter) matches(s *core.Sandbox) bool {
-	if s.ClaimedAt.Before(f.Since) || f.user != "" && s.User != f.user || len(f.phases) > 0 && !slices.Contains(f.phases, s.Phase) {
+	if s.ClaimedAt.Before(f.Since) || f.user != "" && s.User != f.user || !strings.HasPrefix(s.ID, f.prefix) || len(f.phases) > 0 && !slices.Contains(f.phases, s.Phase) {
 		return false
 	}
 	for k, v := range f.metadata {
@@ -119,7 +120,7 @@ func (a *api) page(w *reply, r *http.Request, f filter) (page []core.Sandbox, ne
 	}
 	limit := f.Most
 	f.Most++
-	if len(f.metadata) > 0 || f.user != "" || len(f.phases) > 0 || !f.Since.IsZero() {
+	if len(f.metadata) > 0 || f.user != "" || f.prefix != "" || len(f.phases) > 0 || !f.Since.IsZero() {
 		f.Keep = f.matches
 	}
 	if page, err = a.Allocator.List(r.Context(), f.Query); err != nil || len(page) <= limit {

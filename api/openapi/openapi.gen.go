@@ -74,6 +74,27 @@ func (e AwaitedSessionUntil) Valid() bool {
 	}
 }
 
+// Defines values for CallerRole.
+const (
+	Admin    CallerRole = "admin"
+	Member   CallerRole = "member"
+	ReadOnly CallerRole = "read-only"
+)
+
+// Valid indicates whether the value is a known member of the CallerRole enum.
+func (e CallerRole) Valid() bool {
+	switch e {
+	case Admin:
+		return true
+	case Member:
+		return true
+	case ReadOnly:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ContainerDiagnosticsState.
 const (
 	ContainerDiagnosticsStateRunning    ContainerDiagnosticsState = "running"
@@ -422,60 +443,6 @@ func (e Order) Valid() bool {
 	}
 }
 
-// Defines values for ListDashboardTemplatesParamsSort.
-const (
-	CreatedAtAsc  ListDashboardTemplatesParamsSort = "created_at_asc"
-	CreatedAtDesc ListDashboardTemplatesParamsSort = "created_at_desc"
-	UpdatedAtAsc  ListDashboardTemplatesParamsSort = "updated_at_asc"
-	UpdatedAtDesc ListDashboardTemplatesParamsSort = "updated_at_desc"
-)
-
-// Valid indicates whether the value is a known member of the ListDashboardTemplatesParamsSort enum.
-func (e ListDashboardTemplatesParamsSort) Valid() bool {
-	switch e {
-	case CreatedAtAsc:
-		return true
-	case CreatedAtDesc:
-		return true
-	case UpdatedAtAsc:
-		return true
-	case UpdatedAtDesc:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for CountTags200JSONResponseBodyTotal.
-const (
-	N0 CountTags200JSONResponseBodyTotal = 0
-)
-
-// Valid indicates whether the value is a known member of the CountTags200JSONResponseBodyTotal enum.
-func (e CountTags200JSONResponseBodyTotal) Valid() bool {
-	switch e {
-	case N0:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for TagExists200JSONResponseBodyExists.
-const (
-	False TagExists200JSONResponseBodyExists = false
-)
-
-// Valid indicates whether the value is a known member of the TagExists200JSONResponseBodyExists enum.
-func (e TagExists200JSONResponseBodyExists) Valid() bool {
-	switch e {
-	case False:
-		return true
-	default:
-		return false
-	}
-}
-
 // Defines values for ListSandboxesParamsState.
 const (
 	ListSandboxesParamsStatePaused  ListSandboxesParamsState = "paused"
@@ -668,6 +635,25 @@ type AwaitedSession struct {
 // AwaitedSessionUntil What most likely ends the wait.
 type AwaitedSessionUntil string
 
+// Caller defines model for Caller.
+type Caller struct {
+	// Key The name of the key; empty for an API without keys.
+	Key string `json:"key"`
+
+	// PublicURL http(s)://<domain>[:port]. A sandbox is at <port>-<id>.<domain>.
+	PublicURL string     `json:"publicURL"`
+	Role      CallerRole `json:"role"`
+
+	// Team Empty for an API without keys.
+	Team string `json:"team"`
+
+	// Version That of the replica that answers.
+	Version string `json:"version"`
+}
+
+// CallerRole defines model for Caller.Role.
+type CallerRole string
+
 // Claims defines model for Claims.
 type Claims struct {
 	// Ended IDs of those that did not start, or have ended since the first answer.
@@ -711,46 +697,6 @@ type ContainerDiagnostics struct {
 
 // ContainerDiagnosticsState defines model for ContainerDiagnostics.State.
 type ContainerDiagnosticsState string
-
-// DashboardTemplate defines model for DashboardTemplate.
-type DashboardTemplate struct {
-	Aliases []string `json:"aliases"`
-
-	// BuildCount Always 1.
-	BuildCount int `json:"buildCount"`
-
-	// BuildID Identifies the pod template.
-	BuildID     string    `json:"buildID"`
-	CPUCount    int       `json:"cpuCount"`
-	CreatedAt   time.Time `json:"createdAt"`
-	CreatedBy   any       `json:"createdBy"`
-	DiskSizeMB  int       `json:"diskSizeMB"`
-	EnvdVersion string    `json:"envdVersion"`
-
-	// IsDefault Always false.
-	IsDefault     bool     `json:"isDefault"`
-	LastSpawnedAt any      `json:"lastSpawnedAt"`
-	MemoryMB      int      `json:"memoryMB"`
-	Names         []string `json:"names"`
-
-	// Public Always false.
-	Public bool `json:"public"`
-
-	// SpawnCount Always 0.
-	SpawnCount int    `json:"spawnCount"`
-	TemplateID string `json:"templateID"`
-
-	// UpdatedAt The same as createdAt.
-	UpdatedAt time.Time `json:"updatedAt"`
-}
-
-// DashboardTemplates defines model for DashboardTemplates.
-type DashboardTemplates struct {
-	Data []DashboardTemplate `json:"data"`
-
-	// NextCursor The cursor of the next page. null if there is none.
-	NextCursor *string `json:"nextCursor"`
-}
 
 // DeadDeclared defines model for DeadDeclared.
 type DeadDeclared struct {
@@ -813,8 +759,6 @@ type Fences struct {
 
 // Health defines model for Health.
 type Health struct {
-	// Message Always ok.
-	Message string       `json:"message"`
 	Status  HealthStatus `json:"status"`
 	Version string       `json:"version"`
 }
@@ -822,56 +766,11 @@ type Health struct {
 // HealthStatus defines model for Health.Status.
 type HealthStatus string
 
-// History defines model for History.
-type History struct {
-	// ClaimP50Seconds The median of the time from a claim to its sandbox, with the wait for a pod.
-	ClaimP50Seconds []*float64 `json:"claimP50Seconds"`
-
-	// ClaimP99Seconds The same for 99 of 100 claims.
-	ClaimP99Seconds []*float64 `json:"claimP99Seconds"`
-
-	// ClaimsClaimed Claims answered with a sandbox. A batch is one.
-	ClaimsClaimed []*int `json:"claimsClaimed"`
-
-	// ClaimsFailed Claims answered with a status of 500 or more.
-	ClaimsFailed []*int `json:"claimsFailed"`
-
-	// ClaimsRefused Claims answered with a status below 500 and without a sandbox.
-	ClaimsRefused []*int `json:"claimsRefused"`
-
-	// Live Live sandboxes at the end of the step.
-	Live []*int `json:"live"`
-
-	// PodFailures Idle pods that failed.
-	PodFailures []*int `json:"podFailures"`
-
-	// PoolRefused Claims refused because the pool had no pod in time or too many waited.
-	PoolRefused []*int `json:"poolRefused"`
-
-	// PoolWaited Claims that got a sandbox and waited for a pod.
-	PoolWaited []*int `json:"poolWaited"`
-
-	// PoolWarm Claims that got pods that were warm.
-	PoolWarm []*int `json:"poolWarm"`
-
-	// ReleaseAcknowledgedP99Seconds The time in which all routers acknowledged 99 of 100 releases.
-	ReleaseAcknowledgedP99Seconds []*float64 `json:"releaseAcknowledgedP99Seconds"`
-
-	// ReleasesCalled Sandboxes released by a call.
-	ReleasesCalled []*int `json:"releasesCalled"`
-
-	// ReleasesIdle Sandboxes released after their idle timeout.
-	ReleasesIdle []*int `json:"releasesIdle"`
-
-	// ReleasesOther Sandboxes released for other reasons.
-	ReleasesOther []*int `json:"releasesOther"`
-
-	// Since When this leader began to count.
-	Since       time.Time `json:"since"`
-	StepSeconds int       `json:"stepSeconds"`
-
-	// Until The end of the last step.
-	Until time.Time `json:"until"`
+// KeyOfTeam defines model for KeyOfTeam.
+type KeyOfTeam struct {
+	// Name That of its Secret.
+	Name string `json:"name"`
+	Role string `json:"role"`
 }
 
 // LastActive defines model for LastActive.
@@ -1671,6 +1570,40 @@ type Team struct {
 	TeamID string `json:"teamID"`
 }
 
+// TeamLimits A limit that is absent is none.
+type TeamLimits struct {
+	ClaimsPerSecond float64 `json:"claimsPerSecond,omitempty"`
+	MaxSandboxes    int     `json:"maxSandboxes,omitempty"`
+	MaxWaiting      int     `json:"maxWaiting,omitempty"`
+}
+
+// TeamStatus defines model for TeamStatus.
+type TeamStatus struct {
+	// Keys By name, at most 100.
+	Keys []KeyOfTeam `json:"keys"`
+
+	// KeysOthers How many more there are.
+	KeysOthers int `json:"keysOthers"`
+
+	// Limits A limit that is absent is none.
+	Limits TeamLimits `json:"limits"`
+
+	// Sandboxes Sandboxes that are not released, and those that its claims ask for.
+	Sandboxes int    `json:"sandboxes"`
+	Team      string `json:"team"`
+
+	// Waiting Calls that wait for a pod.
+	Waiting int `json:"waiting"`
+}
+
+// TeamStatuses defines model for TeamStatuses.
+type TeamStatuses struct {
+	Teams []TeamStatus `json:"teams"`
+
+	// Truncated How many more there are.
+	Truncated int `json:"truncated"`
+}
+
 // Template defines model for Template.
 type Template struct {
 	Aliases []string `json:"aliases"`
@@ -1786,75 +1719,6 @@ type Order string
 
 // SandboxID defines model for sandboxID.
 type SandboxID = string
-
-// ListBuildsParams defines parameters for ListBuilds.
-type ListBuildsParams struct {
-	BuildIDOrTemplate *string  `form:"build_id_or_template,omitempty" json:"build_id_or_template,omitempty"`
-	Statuses          []string `form:"statuses,omitempty" json:"statuses,omitempty"`
-	CPUCount          *int     `form:"cpuCount,omitempty" json:"cpuCount,omitempty"`
-	MemoryMB          *int     `form:"memoryMB,omitempty" json:"memoryMB,omitempty"`
-
-	// Limit Entries of a page.
-	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`
-
-	// Cursor The nextCursor of the page before.
-	Cursor *string `form:"cursor,omitempty" json:"cursor,omitempty"`
-}
-
-// ListBuildStatusesParams defines parameters for ListBuildStatuses.
-type ListBuildStatusesParams struct {
-	BuildIds []string `form:"build_ids" json:"build_ids"`
-}
-
-// ListDashboardTemplatesParams defines parameters for ListDashboardTemplates.
-type ListDashboardTemplatesParams struct {
-	// Public true: none, because pools are not public.
-	Public *bool `form:"public,omitempty" json:"public,omitempty"`
-
-	// Search A part of the name.
-	Search *string `form:"search,omitempty" json:"search,omitempty"`
-
-	// Sort Both times are that of the creation.
-	Sort *ListDashboardTemplatesParamsSort `form:"sort,omitempty" json:"sort,omitempty"`
-
-	// Limit Entries of a page.
-	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`
-
-	// Cursor The nextCursor of the page before.
-	Cursor *string `form:"cursor,omitempty" json:"cursor,omitempty"`
-}
-
-// ListDashboardTemplatesParamsSort defines parameters for ListDashboardTemplates.
-type ListDashboardTemplatesParamsSort string
-
-// CountTags200JSONResponseBodyTotal defines parameters for CountTags.
-type CountTags200JSONResponseBodyTotal int
-
-// TagExistsParams defines parameters for TagExists.
-type TagExistsParams struct {
-	Tag string `form:"tag" json:"tag"`
-}
-
-// TagExists200JSONResponseBodyExists defines parameters for TagExists.
-type TagExists200JSONResponseBodyExists bool
-
-// ListTagGroupsParams defines parameters for ListTagGroups.
-type ListTagGroupsParams struct {
-	AssignmentLimit *int    `form:"assignmentLimit,omitempty" json:"assignmentLimit,omitempty"`
-	TagsLimit       *int    `form:"tagsLimit,omitempty" json:"tagsLimit,omitempty"`
-	TagsCursor      *string `form:"tagsCursor,omitempty" json:"tagsCursor,omitempty"`
-	Search          *string `form:"search,omitempty" json:"search,omitempty"`
-	Sort            *string `form:"sort,omitempty" json:"sort,omitempty"`
-}
-
-// ListTagAssignmentsParams defines parameters for ListTagAssignments.
-type ListTagAssignmentsParams struct {
-	// Limit Entries of a page.
-	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`
-
-	// Cursor The nextCursor of the page before.
-	Cursor *string `form:"cursor,omitempty" json:"cursor,omitempty"`
-}
 
 // ListEventsParams defines parameters for ListEvents.
 type ListEventsParams struct {
@@ -1987,12 +1851,6 @@ type SetTimeoutJSONBody struct {
 	Timeout int64 `json:"timeout"`
 }
 
-// ListTemplatesParams defines parameters for ListTemplates.
-type ListTemplatesParams struct {
-	// TeamID Without meaning: every team has all pools.
-	TeamID *string `form:"teamID,omitempty" json:"teamID,omitempty"`
-}
-
 // ClaimBatchParams defines parameters for ClaimBatch.
 type ClaimBatchParams struct {
 	// IdempotencyKey It stands for the whole batch. The same key with the same body gets those of its sandboxes
@@ -2022,6 +1880,9 @@ type ListFencesParams struct {
 type LastActiveParams struct {
 	// ID Only this sandbox.
 	ID *string `form:"id,omitempty" json:"id,omitempty"`
+
+	// Ids Only these sandboxes, separated by commas. Those that are not live are left out.
+	Ids []string `form:"ids,omitempty" json:"ids,omitempty"`
 
 	// Prefix Only sandboxes whose ID begins so.
 	Prefix *string `form:"prefix,omitempty" json:"prefix,omitempty"`
@@ -2058,6 +1919,12 @@ type FindSandboxesParams struct {
 	// User Only sandboxes of this user.
 	User *string `form:"user,omitempty" json:"user,omitempty"`
 
+	// Prefix Only sandboxes whose ID begins so.
+	Prefix *string `form:"prefix,omitempty" json:"prefix,omitempty"`
+
+	// Metadata Only sandboxes with this metadata. A query string, as for GET /sandboxes.
+	Metadata *string `form:"metadata,omitempty" json:"metadata,omitempty"`
+
 	// Pool Only sandboxes of this pool.
 	Pool *string `form:"pool,omitempty" json:"pool,omitempty"`
 
@@ -2089,6 +1956,11 @@ type ListSessionsParams struct {
 type DeclareDeadJSONBody struct {
 	// Reason How you know that the router has ended, without control characters.
 	Reason string `json:"reason"`
+}
+
+// ListTeamStatusesParams defines parameters for ListTeamStatuses.
+type ListTeamStatusesParams struct {
+	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`
 }
 
 // GetSandboxLogsV2Params defines parameters for GetSandboxLogsV2.
@@ -2222,56 +2094,6 @@ func WithRequestEditorFn(fn RequestEditorFn) ClientOption {
 
 // The interface specification for the client above.
 type ClientInterface interface {
-
-	// ListBuilds List builds. There are none.
-	//
-	// Corresponds with GET /dashboard/builds (the `ListBuilds` operationId).
-	ListBuilds(ctx context.Context, params *ListBuildsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
-
-	// ListBuildStatuses List the states of builds. There are none.
-	//
-	// Corresponds with GET /dashboard/builds/statuses (the `ListBuildStatuses` operationId).
-	ListBuildStatuses(ctx context.Context, params *ListBuildStatusesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
-
-	// GetBuild Show a build. There are none.
-	//
-	// Corresponds with GET /dashboard/builds/{buildID} (the `GetBuild` operationId).
-	GetBuild(ctx context.Context, buildID string, reqEditors ...RequestEditorFn) (*http.Response, error)
-
-	// ListDashboardTemplates List the pools in pages.
-	//
-	// Corresponds with GET /dashboard/templates (the `ListDashboardTemplates` operationId).
-	ListDashboardTemplates(ctx context.Context, params *ListDashboardTemplatesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
-
-	// ListDefaultTemplates List the templates of all teams. There are none.
-	//
-	// Corresponds with GET /dashboard/templates/defaults (the `ListDefaultTemplates` operationId).
-	ListDefaultTemplates(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
-
-	// GetDashboardTemplate Show a pool.
-	//
-	// Corresponds with GET /dashboard/templates/{templateID} (the `GetDashboardTemplate` operationId).
-	GetDashboardTemplate(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*http.Response, error)
-
-	// CountTags Count the tags of a pool. There are none.
-	//
-	// Corresponds with GET /dashboard/templates/{templateID}/tags/count (the `CountTags` operationId).
-	CountTags(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*http.Response, error)
-
-	// TagExists Say whether a pool has a tag. It has none.
-	//
-	// Corresponds with GET /dashboard/templates/{templateID}/tags/exists (the `TagExists` operationId).
-	TagExists(ctx context.Context, templateID string, params *TagExistsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
-
-	// ListTagGroups List the tags of a pool. There are none.
-	//
-	// Corresponds with GET /dashboard/templates/{templateID}/tags/groups (the `ListTagGroups` operationId).
-	ListTagGroups(ctx context.Context, templateID string, params *ListTagGroupsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
-
-	// ListTagAssignments List the builds of a tag. There are none.
-	//
-	// Corresponds with GET /dashboard/templates/{templateID}/tags/{tag}/assignments (the `ListTagAssignments` operationId).
-	ListTagAssignments(ctx context.Context, templateID string, tag string, params *ListTagAssignmentsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListEvents List what happened to sandboxes, across leaders.
 	//
@@ -2425,8 +2247,7 @@ type ClientInterface interface {
 
 	// GetSandboxMetrics Say what a sandbox uses.
 	//
-	// What the agent of the sandbox has measured every 15 s in the last hour, since the claim, and now. Without an agent the latest
-	// measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
+	// What the agent of the sandbox measures now. Without an agent the latest measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
 	//
 	// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 	GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -2489,12 +2310,17 @@ type ClientInterface interface {
 	// ListTemplates List the pools.
 	//
 	// Corresponds with GET /templates (the `ListTemplates` operationId).
-	ListTemplates(ctx context.Context, params *ListTemplatesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+	ListTemplates(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetTemplateByAlias Check that there is a pool.
 	//
 	// Corresponds with GET /templates/aliases/{alias} (the `GetTemplateByAlias` operationId).
 	GetTemplateByAlias(ctx context.Context, alias string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetCaller Say whose key the call has, and where the sandboxes of this installation are.
+	//
+	// Corresponds with GET /v1/caller (the `GetCaller` operationId).
+	GetCaller(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ClaimBatchWithBody Claim several sandboxes of a pool in one call.
 	//
@@ -2537,14 +2363,6 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /v1/fences (the `ListFences` operationId).
 	ListFences(ctx context.Context, params *ListFencesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
-
-	// GetHistory Say what happened in the last hour, in steps of 10 s.
-	//
-	// The leader counts since it leads, at most an hour, for the whole installation. Before since nothing is known. The lists
-	// have one value for each step, the oldest first. The last step ended at until. null: nothing was measured.
-	//
-	// Corresponds with GET /v1/history (the `GetHistory` operationId).
-	GetHistory(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// LastActive List the latest activity of live sandboxes, the oldest sandbox first.
 	//
@@ -2589,7 +2407,7 @@ type ClientInterface interface {
 	// FindSandboxes List sandboxes with their pods, teams and ends, a page at a time.
 	//
 	// There is an index by team and pool, so a page costs what it returns. The phases starting and
-	// running, the phases released and ended, and the parameter user are looked up among the live
+	// running, the phases released and ended, and the parameters user, prefix and metadata are looked up among the live
 	// sandboxes, or among those that are gone. The last 10,000 ended sandboxes are remembered for 24
 	// hours.
 	//
@@ -2672,160 +2490,15 @@ type ClientInterface interface {
 	// Corresponds with POST /v1/sessions/{sessionID}/declare-dead (the `DeclareDead` operationId).
 	DeclareDead(ctx context.Context, sessionID string, body DeclareDeadJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// ListTeamStatuses List the teams that have keys, limits by name or sandboxes, with their limits and what they use.
+	//
+	// Corresponds with GET /v1/teams (the `ListTeamStatuses` operationId).
+	ListTeamStatuses(ctx context.Context, params *ListTeamStatusesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// GetSandboxLogsV2 Read the log of a live sandbox's first container, in either direction.
 	//
 	// Corresponds with GET /v2/sandboxes/{sandboxID}/logs (the `GetSandboxLogsV2` operationId).
 	GetSandboxLogsV2(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsV2Params, reqEditors ...RequestEditorFn) (*http.Response, error)
-}
-
-// ListBuilds List builds. There are none.
-//
-// Corresponds with GET /dashboard/builds (the `ListBuilds` operationId).
-func (c *Client) ListBuilds(ctx context.Context, params *ListBuildsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewListBuildsRequest(c.Server, params)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
-}
-
-// ListBuildStatuses List the states of builds. There are none.
-//
-// Corresponds with GET /dashboard/builds/statuses (the `ListBuildStatuses` operationId).
-func (c *Client) ListBuildStatuses(ctx context.Context, params *ListBuildStatusesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewListBuildStatusesRequest(c.Server, params)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
-}
-
-// GetBuild Show a build. There are none.
-//
-// Corresponds with GET /dashboard/builds/{buildID} (the `GetBuild` operationId).
-func (c *Client) GetBuild(ctx context.Context, buildID string, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewGetBuildRequest(c.Server, buildID)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
-}
-
-// ListDashboardTemplates List the pools in pages.
-//
-// Corresponds with GET /dashboard/templates (the `ListDashboardTemplates` operationId).
-func (c *Client) ListDashboardTemplates(ctx context.Context, params *ListDashboardTemplatesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewListDashboardTemplatesRequest(c.Server, params)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
-}
-
-// ListDefaultTemplates List the templates of all teams. There are none.
-//
-// Corresponds with GET /dashboard/templates/defaults (the `ListDefaultTemplates` operationId).
-func (c *Client) ListDefaultTemplates(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewListDefaultTemplatesRequest(c.Server)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
-}
-
-// GetDashboardTemplate Show a pool.
-//
-// Corresponds with GET /dashboard/templates/{templateID} (the `GetDashboardTemplate` operationId).
-func (c *Client) GetDashboardTemplate(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewGetDashboardTemplateRequest(c.Server, templateID)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
-}
-
-// CountTags Count the tags of a pool. There are none.
-//
-// Corresponds with GET /dashboard/templates/{templateID}/tags/count (the `CountTags` operationId).
-func (c *Client) CountTags(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewCountTagsRequest(c.Server, templateID)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
-}
-
-// TagExists Say whether a pool has a tag. It has none.
-//
-// Corresponds with GET /dashboard/templates/{templateID}/tags/exists (the `TagExists` operationId).
-func (c *Client) TagExists(ctx context.Context, templateID string, params *TagExistsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewTagExistsRequest(c.Server, templateID, params)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
-}
-
-// ListTagGroups List the tags of a pool. There are none.
-//
-// Corresponds with GET /dashboard/templates/{templateID}/tags/groups (the `ListTagGroups` operationId).
-func (c *Client) ListTagGroups(ctx context.Context, templateID string, params *ListTagGroupsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewListTagGroupsRequest(c.Server, templateID, params)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
-}
-
-// ListTagAssignments List the builds of a tag. There are none.
-//
-// Corresponds with GET /dashboard/templates/{templateID}/tags/{tag}/assignments (the `ListTagAssignments` operationId).
-func (c *Client) ListTagAssignments(ctx context.Context, templateID string, tag string, params *ListTagAssignmentsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewListTagAssignmentsRequest(c.Server, templateID, tag, params)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
 }
 
 // ListEvents List what happened to sandboxes, across leaders.
@@ -3180,8 +2853,7 @@ func (c *Client) GetSandboxLogs(ctx context.Context, sandboxID SandboxID, params
 
 // GetSandboxMetrics Say what a sandbox uses.
 //
-// What the agent of the sandbox has measured every 15 s in the last hour, since the claim, and now. Without an agent the latest
-// measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
+// What the agent of the sandbox measures now. Without an agent the latest measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
 //
 // Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 func (c *Client) GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -3324,8 +2996,8 @@ func (c *Client) ListTeams(ctx context.Context, reqEditors ...RequestEditorFn) (
 // ListTemplates List the pools.
 //
 // Corresponds with GET /templates (the `ListTemplates` operationId).
-func (c *Client) ListTemplates(ctx context.Context, params *ListTemplatesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewListTemplatesRequest(c.Server, params)
+func (c *Client) ListTemplates(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListTemplatesRequest(c.Server)
 	if err != nil {
 		return nil, err
 	}
@@ -3341,6 +3013,21 @@ func (c *Client) ListTemplates(ctx context.Context, params *ListTemplatesParams,
 // Corresponds with GET /templates/aliases/{alias} (the `GetTemplateByAlias` operationId).
 func (c *Client) GetTemplateByAlias(ctx context.Context, alias string, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetTemplateByAliasRequest(c.Server, alias)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetCaller Say whose key the call has, and where the sandboxes of this installation are.
+//
+// Corresponds with GET /v1/caller (the `GetCaller` operationId).
+func (c *Client) GetCaller(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetCallerRequest(c.Server)
 	if err != nil {
 		return nil, err
 	}
@@ -3423,24 +3110,6 @@ func (c *Client) StreamEvents(ctx context.Context, params *StreamEventsParams, r
 // Corresponds with GET /v1/fences (the `ListFences` operationId).
 func (c *Client) ListFences(ctx context.Context, params *ListFencesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewListFencesRequest(c.Server, params)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
-}
-
-// GetHistory Say what happened in the last hour, in steps of 10 s.
-//
-// The leader counts since it leads, at most an hour, for the whole installation. Before since nothing is known. The lists
-// have one value for each step, the oldest first. The last step ended at until. null: nothing was measured.
-//
-// Corresponds with GET /v1/history (the `GetHistory` operationId).
-func (c *Client) GetHistory(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewGetHistoryRequest(c.Server)
 	if err != nil {
 		return nil, err
 	}
@@ -3554,7 +3223,7 @@ func (c *Client) ScalePool(ctx context.Context, pool string, body ScalePoolJSONR
 // FindSandboxes List sandboxes with their pods, teams and ends, a page at a time.
 //
 // There is an index by team and pool, so a page costs what it returns. The phases starting and
-// running, the phases released and ended, and the parameter user are looked up among the live
+// running, the phases released and ended, and the parameters user, prefix and metadata are looked up among the live
 // sandboxes, or among those that are gone. The last 10,000 ended sandboxes are remembered for 24
 // hours.
 //
@@ -3747,6 +3416,21 @@ func (c *Client) DeclareDead(ctx context.Context, sessionID string, body Declare
 	return c.Client.Do(req)
 }
 
+// ListTeamStatuses List the teams that have keys, limits by name or sandboxes, with their limits and what they use.
+//
+// Corresponds with GET /v1/teams (the `ListTeamStatuses` operationId).
+func (c *Client) ListTeamStatuses(ctx context.Context, params *ListTeamStatusesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListTeamStatusesRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // GetSandboxLogsV2 Read the log of a live sandbox's first container, in either direction.
 //
 // Corresponds with GET /v2/sandboxes/{sandboxID}/logs (the `GetSandboxLogsV2` operationId).
@@ -3760,651 +3444,6 @@ func (c *Client) GetSandboxLogsV2(ctx context.Context, sandboxID SandboxID, para
 		return nil, err
 	}
 	return c.Client.Do(req)
-}
-
-// NewListBuildsRequest constructs an http.Request for the ListBuilds method
-func NewListBuildsRequest(server string, params *ListBuildsParams) (*http.Request, error) {
-	var err error
-
-	serverURL, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-
-	operationPath := fmt.Sprintf("/dashboard/builds")
-	if operationPath[0] == '/' {
-		operationPath = "." + operationPath
-	}
-
-	queryURL, err := serverURL.Parse(operationPath)
-	if err != nil {
-		return nil, err
-	}
-
-	if params != nil {
-		// queryValues collects non-styled parameters (passthrough, JSON)
-		// that are safe to round-trip through url.Values.Encode().
-		queryValues := queryURL.Query()
-		// rawQueryFragments collects pre-encoded query fragments from
-		// styled parameters, preserving literal commas as delimiters
-		// per the OpenAPI spec (e.g. "color=blue,black,brown").
-		var rawQueryFragments []string
-
-		if params.BuildIDOrTemplate != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "build_id_or_template", *params.BuildIDOrTemplate, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.Statuses != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", false, "statuses", params.Statuses, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "array", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.CPUCount != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cpuCount", *params.CPUCount, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.MemoryMB != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "memoryMB", *params.MemoryMB, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.Limit != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.Cursor != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", *params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if encoded := queryValues.Encode(); encoded != "" {
-			rawQueryFragments = append(rawQueryFragments, encoded)
-		}
-		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
-	}
-
-	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-
-	return req, nil
-}
-
-// NewListBuildStatusesRequest constructs an http.Request for the ListBuildStatuses method
-func NewListBuildStatusesRequest(server string, params *ListBuildStatusesParams) (*http.Request, error) {
-	var err error
-
-	serverURL, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-
-	operationPath := fmt.Sprintf("/dashboard/builds/statuses")
-	if operationPath[0] == '/' {
-		operationPath = "." + operationPath
-	}
-
-	queryURL, err := serverURL.Parse(operationPath)
-	if err != nil {
-		return nil, err
-	}
-
-	if params != nil {
-		// queryValues collects non-styled parameters (passthrough, JSON)
-		// that are safe to round-trip through url.Values.Encode().
-		queryValues := queryURL.Query()
-		// rawQueryFragments collects pre-encoded query fragments from
-		// styled parameters, preserving literal commas as delimiters
-		// per the OpenAPI spec (e.g. "color=blue,black,brown").
-		var rawQueryFragments []string
-
-		if params.BuildIds != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", false, "build_ids", params.BuildIds, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "array", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if encoded := queryValues.Encode(); encoded != "" {
-			rawQueryFragments = append(rawQueryFragments, encoded)
-		}
-		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
-	}
-
-	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-
-	return req, nil
-}
-
-// NewGetBuildRequest constructs an http.Request for the GetBuild method
-func NewGetBuildRequest(server string, buildID string) (*http.Request, error) {
-	var err error
-
-	var pathParam0 string
-
-	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "buildID", buildID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
-	if err != nil {
-		return nil, err
-	}
-
-	serverURL, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-
-	operationPath := fmt.Sprintf("/dashboard/builds/%s", pathParam0)
-	if operationPath[0] == '/' {
-		operationPath = "." + operationPath
-	}
-
-	queryURL, err := serverURL.Parse(operationPath)
-	if err != nil {
-		return nil, err
-	}
-
-	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-
-	return req, nil
-}
-
-// NewListDashboardTemplatesRequest constructs an http.Request for the ListDashboardTemplates method
-func NewListDashboardTemplatesRequest(server string, params *ListDashboardTemplatesParams) (*http.Request, error) {
-	var err error
-
-	serverURL, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-
-	operationPath := fmt.Sprintf("/dashboard/templates")
-	if operationPath[0] == '/' {
-		operationPath = "." + operationPath
-	}
-
-	queryURL, err := serverURL.Parse(operationPath)
-	if err != nil {
-		return nil, err
-	}
-
-	if params != nil {
-		// queryValues collects non-styled parameters (passthrough, JSON)
-		// that are safe to round-trip through url.Values.Encode().
-		queryValues := queryURL.Query()
-		// rawQueryFragments collects pre-encoded query fragments from
-		// styled parameters, preserving literal commas as delimiters
-		// per the OpenAPI spec (e.g. "color=blue,black,brown").
-		var rawQueryFragments []string
-
-		if params.Public != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "public", *params.Public, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "boolean", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.Search != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "search", *params.Search, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.Sort != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "sort", *params.Sort, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.Limit != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.Cursor != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", *params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if encoded := queryValues.Encode(); encoded != "" {
-			rawQueryFragments = append(rawQueryFragments, encoded)
-		}
-		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
-	}
-
-	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-
-	return req, nil
-}
-
-// NewListDefaultTemplatesRequest constructs an http.Request for the ListDefaultTemplates method
-func NewListDefaultTemplatesRequest(server string) (*http.Request, error) {
-	var err error
-
-	serverURL, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-
-	operationPath := fmt.Sprintf("/dashboard/templates/defaults")
-	if operationPath[0] == '/' {
-		operationPath = "." + operationPath
-	}
-
-	queryURL, err := serverURL.Parse(operationPath)
-	if err != nil {
-		return nil, err
-	}
-
-	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-
-	return req, nil
-}
-
-// NewGetDashboardTemplateRequest constructs an http.Request for the GetDashboardTemplate method
-func NewGetDashboardTemplateRequest(server string, templateID string) (*http.Request, error) {
-	var err error
-
-	var pathParam0 string
-
-	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "templateID", templateID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
-	if err != nil {
-		return nil, err
-	}
-
-	serverURL, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-
-	operationPath := fmt.Sprintf("/dashboard/templates/%s", pathParam0)
-	if operationPath[0] == '/' {
-		operationPath = "." + operationPath
-	}
-
-	queryURL, err := serverURL.Parse(operationPath)
-	if err != nil {
-		return nil, err
-	}
-
-	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-
-	return req, nil
-}
-
-// NewCountTagsRequest constructs an http.Request for the CountTags method
-func NewCountTagsRequest(server string, templateID string) (*http.Request, error) {
-	var err error
-
-	var pathParam0 string
-
-	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "templateID", templateID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
-	if err != nil {
-		return nil, err
-	}
-
-	serverURL, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-
-	operationPath := fmt.Sprintf("/dashboard/templates/%s/tags/count", pathParam0)
-	if operationPath[0] == '/' {
-		operationPath = "." + operationPath
-	}
-
-	queryURL, err := serverURL.Parse(operationPath)
-	if err != nil {
-		return nil, err
-	}
-
-	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-
-	return req, nil
-}
-
-// NewTagExistsRequest constructs an http.Request for the TagExists method
-func NewTagExistsRequest(server string, templateID string, params *TagExistsParams) (*http.Request, error) {
-	var err error
-
-	var pathParam0 string
-
-	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "templateID", templateID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
-	if err != nil {
-		return nil, err
-	}
-
-	serverURL, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-
-	operationPath := fmt.Sprintf("/dashboard/templates/%s/tags/exists", pathParam0)
-	if operationPath[0] == '/' {
-		operationPath = "." + operationPath
-	}
-
-	queryURL, err := serverURL.Parse(operationPath)
-	if err != nil {
-		return nil, err
-	}
-
-	if params != nil {
-		// queryValues collects non-styled parameters (passthrough, JSON)
-		// that are safe to round-trip through url.Values.Encode().
-		queryValues := queryURL.Query()
-		// rawQueryFragments collects pre-encoded query fragments from
-		// styled parameters, preserving literal commas as delimiters
-		// per the OpenAPI spec (e.g. "color=blue,black,brown").
-		var rawQueryFragments []string
-
-		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "tag", params.Tag, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-			return nil, err
-		} else {
-			for _, qp := range strings.Split(queryFrag, "&") {
-				rawQueryFragments = append(rawQueryFragments, qp)
-			}
-		}
-
-		if encoded := queryValues.Encode(); encoded != "" {
-			rawQueryFragments = append(rawQueryFragments, encoded)
-		}
-		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
-	}
-
-	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-
-	return req, nil
-}
-
-// NewListTagGroupsRequest constructs an http.Request for the ListTagGroups method
-func NewListTagGroupsRequest(server string, templateID string, params *ListTagGroupsParams) (*http.Request, error) {
-	var err error
-
-	var pathParam0 string
-
-	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "templateID", templateID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
-	if err != nil {
-		return nil, err
-	}
-
-	serverURL, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-
-	operationPath := fmt.Sprintf("/dashboard/templates/%s/tags/groups", pathParam0)
-	if operationPath[0] == '/' {
-		operationPath = "." + operationPath
-	}
-
-	queryURL, err := serverURL.Parse(operationPath)
-	if err != nil {
-		return nil, err
-	}
-
-	if params != nil {
-		// queryValues collects non-styled parameters (passthrough, JSON)
-		// that are safe to round-trip through url.Values.Encode().
-		queryValues := queryURL.Query()
-		// rawQueryFragments collects pre-encoded query fragments from
-		// styled parameters, preserving literal commas as delimiters
-		// per the OpenAPI spec (e.g. "color=blue,black,brown").
-		var rawQueryFragments []string
-
-		if params.AssignmentLimit != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "assignmentLimit", *params.AssignmentLimit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.TagsLimit != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "tagsLimit", *params.TagsLimit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.TagsCursor != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "tagsCursor", *params.TagsCursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.Search != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "search", *params.Search, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.Sort != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "sort", *params.Sort, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if encoded := queryValues.Encode(); encoded != "" {
-			rawQueryFragments = append(rawQueryFragments, encoded)
-		}
-		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
-	}
-
-	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-
-	return req, nil
-}
-
-// NewListTagAssignmentsRequest constructs an http.Request for the ListTagAssignments method
-func NewListTagAssignmentsRequest(server string, templateID string, tag string, params *ListTagAssignmentsParams) (*http.Request, error) {
-	var err error
-
-	var pathParam0 string
-
-	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "templateID", templateID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
-	if err != nil {
-		return nil, err
-	}
-
-	var pathParam1 string
-
-	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "tag", tag, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
-	if err != nil {
-		return nil, err
-	}
-
-	serverURL, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-
-	operationPath := fmt.Sprintf("/dashboard/templates/%s/tags/%s/assignments", pathParam0, pathParam1)
-	if operationPath[0] == '/' {
-		operationPath = "." + operationPath
-	}
-
-	queryURL, err := serverURL.Parse(operationPath)
-	if err != nil {
-		return nil, err
-	}
-
-	if params != nil {
-		// queryValues collects non-styled parameters (passthrough, JSON)
-		// that are safe to round-trip through url.Values.Encode().
-		queryValues := queryURL.Query()
-		// rawQueryFragments collects pre-encoded query fragments from
-		// styled parameters, preserving literal commas as delimiters
-		// per the OpenAPI spec (e.g. "color=blue,black,brown").
-		var rawQueryFragments []string
-
-		if params.Limit != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if params.Cursor != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", *params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if encoded := queryValues.Encode(); encoded != "" {
-			rawQueryFragments = append(rawQueryFragments, encoded)
-		}
-		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
-	}
-
-	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-
-	return req, nil
 }
 
 // NewListEventsRequest constructs an http.Request for the ListEvents method
@@ -5529,7 +4568,7 @@ func NewListTeamsRequest(server string) (*http.Request, error) {
 }
 
 // NewListTemplatesRequest constructs an http.Request for the ListTemplates method
-func NewListTemplatesRequest(server string, params *ListTemplatesParams) (*http.Request, error) {
+func NewListTemplatesRequest(server string) (*http.Request, error) {
 	var err error
 
 	serverURL, err := url.Parse(server)
@@ -5545,33 +4584,6 @@ func NewListTemplatesRequest(server string, params *ListTemplatesParams) (*http.
 	queryURL, err := serverURL.Parse(operationPath)
 	if err != nil {
 		return nil, err
-	}
-
-	if params != nil {
-		// queryValues collects non-styled parameters (passthrough, JSON)
-		// that are safe to round-trip through url.Values.Encode().
-		queryValues := queryURL.Query()
-		// rawQueryFragments collects pre-encoded query fragments from
-		// styled parameters, preserving literal commas as delimiters
-		// per the OpenAPI spec (e.g. "color=blue,black,brown").
-		var rawQueryFragments []string
-
-		if params.TeamID != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "teamID", *params.TeamID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
-			}
-
-		}
-
-		if encoded := queryValues.Encode(); encoded != "" {
-			rawQueryFragments = append(rawQueryFragments, encoded)
-		}
-		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
@@ -5599,6 +4611,33 @@ func NewGetTemplateByAliasRequest(server string, alias string) (*http.Request, e
 	}
 
 	operationPath := fmt.Sprintf("/templates/aliases/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetCallerRequest constructs an http.Request for the GetCaller method
+func NewGetCallerRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/caller")
 	if operationPath[0] == '/' {
 		operationPath = "." + operationPath
 	}
@@ -5806,33 +4845,6 @@ func NewListFencesRequest(server string, params *ListFencesParams) (*http.Reques
 	return req, nil
 }
 
-// NewGetHistoryRequest constructs an http.Request for the GetHistory method
-func NewGetHistoryRequest(server string) (*http.Request, error) {
-	var err error
-
-	serverURL, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-
-	operationPath := fmt.Sprintf("/v1/history")
-	if operationPath[0] == '/' {
-		operationPath = "." + operationPath
-	}
-
-	queryURL, err := serverURL.Parse(operationPath)
-	if err != nil {
-		return nil, err
-	}
-
-	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-
-	return req, nil
-}
-
 // NewLastActiveRequest constructs an http.Request for the LastActive method
 func NewLastActiveRequest(server string, params *LastActiveParams) (*http.Request, error) {
 	var err error
@@ -5864,6 +4876,18 @@ func NewLastActiveRequest(server string, params *LastActiveParams) (*http.Reques
 		if params.ID != nil {
 
 			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "id", *params.ID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Ids != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", false, "ids", params.Ids, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "array", Format: ""}); err != nil {
 				return nil, err
 			} else {
 				for _, qp := range strings.Split(queryFrag, "&") {
@@ -6120,6 +5144,30 @@ func NewFindSandboxesRequest(server string, params *FindSandboxesParams) (*http.
 		if params.User != nil {
 
 			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "user", *params.User, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Prefix != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "prefix", *params.Prefix, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Metadata != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "metadata", *params.Metadata, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
 				return nil, err
 			} else {
 				for _, qp := range strings.Split(queryFrag, "&") {
@@ -6500,6 +5548,60 @@ func NewDeclareDeadRequestWithBody(server string, sessionID string, contentType 
 	return req, nil
 }
 
+// NewListTeamStatusesRequest constructs an http.Request for the ListTeamStatuses method
+func NewListTeamStatusesRequest(server string, params *ListTeamStatusesParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/teams")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Limit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewGetSandboxLogsV2Request constructs an http.Request for the GetSandboxLogsV2 method
 func NewGetSandboxLogsV2Request(server string, sandboxID SandboxID, params *GetSandboxLogsV2Params) (*http.Request, error) {
 	var err error
@@ -6652,76 +5754,6 @@ func WithBaseURL(baseURL string) ClientOption {
 
 // ClientWithResponsesInterface is the interface specification for the client with responses above.
 type ClientWithResponsesInterface interface {
-
-	// ListBuildsWithResponse List builds. There are none.
-	//
-	// Returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with GET /dashboard/builds (the `ListBuilds` operationId).
-	ListBuildsWithResponse(ctx context.Context, params *ListBuildsParams, reqEditors ...RequestEditorFn) (*ListBuildsResponse, error)
-
-	// ListBuildStatusesWithResponse List the states of builds. There are none.
-	//
-	// Returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with GET /dashboard/builds/statuses (the `ListBuildStatuses` operationId).
-	ListBuildStatusesWithResponse(ctx context.Context, params *ListBuildStatusesParams, reqEditors ...RequestEditorFn) (*ListBuildStatusesResponse, error)
-
-	// GetBuildWithResponse Show a build. There are none.
-	//
-	// Returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with GET /dashboard/builds/{buildID} (the `GetBuild` operationId).
-	GetBuildWithResponse(ctx context.Context, buildID string, reqEditors ...RequestEditorFn) (*GetBuildResponse, error)
-
-	// ListDashboardTemplatesWithResponse List the pools in pages.
-	//
-	// Returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with GET /dashboard/templates (the `ListDashboardTemplates` operationId).
-	ListDashboardTemplatesWithResponse(ctx context.Context, params *ListDashboardTemplatesParams, reqEditors ...RequestEditorFn) (*ListDashboardTemplatesResponse, error)
-
-	// ListDefaultTemplatesWithResponse List the templates of all teams. There are none.
-	//
-	// Returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with GET /dashboard/templates/defaults (the `ListDefaultTemplates` operationId).
-	ListDefaultTemplatesWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*ListDefaultTemplatesResponse, error)
-
-	// GetDashboardTemplateWithResponse Show a pool.
-	//
-	// Returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with GET /dashboard/templates/{templateID} (the `GetDashboardTemplate` operationId).
-	GetDashboardTemplateWithResponse(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*GetDashboardTemplateResponse, error)
-
-	// CountTagsWithResponse Count the tags of a pool. There are none.
-	//
-	// Returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with GET /dashboard/templates/{templateID}/tags/count (the `CountTags` operationId).
-	CountTagsWithResponse(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*CountTagsResponse, error)
-
-	// TagExistsWithResponse Say whether a pool has a tag. It has none.
-	//
-	// Returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with GET /dashboard/templates/{templateID}/tags/exists (the `TagExists` operationId).
-	TagExistsWithResponse(ctx context.Context, templateID string, params *TagExistsParams, reqEditors ...RequestEditorFn) (*TagExistsResponse, error)
-
-	// ListTagGroupsWithResponse List the tags of a pool. There are none.
-	//
-	// Returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with GET /dashboard/templates/{templateID}/tags/groups (the `ListTagGroups` operationId).
-	ListTagGroupsWithResponse(ctx context.Context, templateID string, params *ListTagGroupsParams, reqEditors ...RequestEditorFn) (*ListTagGroupsResponse, error)
-
-	// ListTagAssignmentsWithResponse List the builds of a tag. There are none.
-	//
-	// Returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with GET /dashboard/templates/{templateID}/tags/{tag}/assignments (the `ListTagAssignments` operationId).
-	ListTagAssignmentsWithResponse(ctx context.Context, templateID string, tag string, params *ListTagAssignmentsParams, reqEditors ...RequestEditorFn) (*ListTagAssignmentsResponse, error)
 
 	// ListEventsWithResponse List what happened to sandboxes, across leaders.
 	//
@@ -6899,8 +5931,7 @@ type ClientWithResponsesInterface interface {
 
 	// GetSandboxMetricsWithResponse Say what a sandbox uses.
 	//
-	// What the agent of the sandbox has measured every 15 s in the last hour, since the claim, and now. Without an agent the latest
-	// measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
+	// What the agent of the sandbox measures now. Without an agent the latest measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -6969,7 +6000,7 @@ type ClientWithResponsesInterface interface {
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /templates (the `ListTemplates` operationId).
-	ListTemplatesWithResponse(ctx context.Context, params *ListTemplatesParams, reqEditors ...RequestEditorFn) (*ListTemplatesResponse, error)
+	ListTemplatesWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*ListTemplatesResponse, error)
 
 	// GetTemplateByAliasWithResponse Check that there is a pool.
 	//
@@ -6977,6 +6008,13 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /templates/aliases/{alias} (the `GetTemplateByAlias` operationId).
 	GetTemplateByAliasWithResponse(ctx context.Context, alias string, reqEditors ...RequestEditorFn) (*GetTemplateByAliasResponse, error)
+
+	// GetCallerWithResponse Say whose key the call has, and where the sandboxes of this installation are.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/caller (the `GetCaller` operationId).
+	GetCallerWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetCallerResponse, error)
 
 	// ClaimBatchWithBodyWithResponse Claim several sandboxes of a pool in one call.
 	//
@@ -7023,16 +6061,6 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /v1/fences (the `ListFences` operationId).
 	ListFencesWithResponse(ctx context.Context, params *ListFencesParams, reqEditors ...RequestEditorFn) (*ListFencesResponse, error)
-
-	// GetHistoryWithResponse Say what happened in the last hour, in steps of 10 s.
-	//
-	// The leader counts since it leads, at most an hour, for the whole installation. Before since nothing is known. The lists
-	// have one value for each step, the oldest first. The last step ended at until. null: nothing was measured.
-	//
-	// Returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with GET /v1/history (the `GetHistory` operationId).
-	GetHistoryWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetHistoryResponse, error)
 
 	// LastActiveWithResponse List the latest activity of live sandboxes, the oldest sandbox first.
 	//
@@ -7085,7 +6113,7 @@ type ClientWithResponsesInterface interface {
 	// FindSandboxesWithResponse List sandboxes with their pods, teams and ends, a page at a time.
 	//
 	// There is an index by team and pool, so a page costs what it returns. The phases starting and
-	// running, the phases released and ended, and the parameter user are looked up among the live
+	// running, the phases released and ended, and the parameters user, prefix and metadata are looked up among the live
 	// sandboxes, or among those that are gone. The last 10,000 ended sandboxes are remembered for 24
 	// hours.
 	//
@@ -7178,521 +6206,19 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /v1/sessions/{sessionID}/declare-dead (the `DeclareDead` operationId).
 	DeclareDeadWithResponse(ctx context.Context, sessionID string, body DeclareDeadJSONRequestBody, reqEditors ...RequestEditorFn) (*DeclareDeadResponse, error)
 
+	// ListTeamStatusesWithResponse List the teams that have keys, limits by name or sandboxes, with their limits and what they use.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/teams (the `ListTeamStatuses` operationId).
+	ListTeamStatusesWithResponse(ctx context.Context, params *ListTeamStatusesParams, reqEditors ...RequestEditorFn) (*ListTeamStatusesResponse, error)
+
 	// GetSandboxLogsV2WithResponse Read the log of a live sandbox's first container, in either direction.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /v2/sandboxes/{sandboxID}/logs (the `GetSandboxLogsV2` operationId).
 	GetSandboxLogsV2WithResponse(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsV2Params, reqEditors ...RequestEditorFn) (*GetSandboxLogsV2Response, error)
-}
-
-type ListBuildsResponse struct {
-	Body         []byte
-	HTTPResponse *http.Response
-	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *struct {
-		Data       []interface{} `json:"data"`
-		NextCursor any           `json:"nextCursor"`
-	}
-	// JSONDefault the response for an HTTP default `application/json` response
-	JSONDefault *Error
-}
-
-// GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r ListBuildsResponse) GetJSON200() *struct {
-	Data       []interface{} `json:"data"`
-	NextCursor any           `json:"nextCursor"`
-} {
-	return r.JSON200
-}
-
-// GetJSONDefault returns the response for an HTTP default `application/json` response
-func (r ListBuildsResponse) GetJSONDefault() *Error {
-	return r.JSONDefault
-}
-
-// GetBody returns the raw response body bytes
-func (r ListBuildsResponse) GetBody() []byte {
-	return r.Body
-}
-
-// Status returns HTTPResponse.Status
-func (r ListBuildsResponse) Status() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Status
-	}
-	return http.StatusText(0)
-}
-
-// StatusCode returns HTTPResponse.StatusCode
-func (r ListBuildsResponse) StatusCode() int {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.StatusCode
-	}
-	return 0
-}
-
-// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r ListBuildsResponse) ContentType() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Header.Get("Content-Type")
-	}
-	return ""
-}
-
-type ListBuildStatusesResponse struct {
-	Body         []byte
-	HTTPResponse *http.Response
-	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *struct {
-		BuildStatuses []interface{} `json:"buildStatuses"`
-	}
-	// JSONDefault the response for an HTTP default `application/json` response
-	JSONDefault *Error
-}
-
-// GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r ListBuildStatusesResponse) GetJSON200() *struct {
-	BuildStatuses []interface{} `json:"buildStatuses"`
-} {
-	return r.JSON200
-}
-
-// GetJSONDefault returns the response for an HTTP default `application/json` response
-func (r ListBuildStatusesResponse) GetJSONDefault() *Error {
-	return r.JSONDefault
-}
-
-// GetBody returns the raw response body bytes
-func (r ListBuildStatusesResponse) GetBody() []byte {
-	return r.Body
-}
-
-// Status returns HTTPResponse.Status
-func (r ListBuildStatusesResponse) Status() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Status
-	}
-	return http.StatusText(0)
-}
-
-// StatusCode returns HTTPResponse.StatusCode
-func (r ListBuildStatusesResponse) StatusCode() int {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.StatusCode
-	}
-	return 0
-}
-
-// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r ListBuildStatusesResponse) ContentType() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Header.Get("Content-Type")
-	}
-	return ""
-}
-
-type GetBuildResponse struct {
-	Body         []byte
-	HTTPResponse *http.Response
-	// JSONDefault the response for an HTTP default `application/json` response
-	JSONDefault *Error
-}
-
-// GetJSONDefault returns the response for an HTTP default `application/json` response
-func (r GetBuildResponse) GetJSONDefault() *Error {
-	return r.JSONDefault
-}
-
-// GetBody returns the raw response body bytes
-func (r GetBuildResponse) GetBody() []byte {
-	return r.Body
-}
-
-// Status returns HTTPResponse.Status
-func (r GetBuildResponse) Status() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Status
-	}
-	return http.StatusText(0)
-}
-
-// StatusCode returns HTTPResponse.StatusCode
-func (r GetBuildResponse) StatusCode() int {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.StatusCode
-	}
-	return 0
-}
-
-// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r GetBuildResponse) ContentType() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Header.Get("Content-Type")
-	}
-	return ""
-}
-
-type ListDashboardTemplatesResponse struct {
-	Body         []byte
-	HTTPResponse *http.Response
-	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *DashboardTemplates
-	// JSONDefault the response for an HTTP default `application/json` response
-	JSONDefault *Error
-}
-
-// GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r ListDashboardTemplatesResponse) GetJSON200() *DashboardTemplates {
-	return r.JSON200
-}
-
-// GetJSONDefault returns the response for an HTTP default `application/json` response
-func (r ListDashboardTemplatesResponse) GetJSONDefault() *Error {
-	return r.JSONDefault
-}
-
-// GetBody returns the raw response body bytes
-func (r ListDashboardTemplatesResponse) GetBody() []byte {
-	return r.Body
-}
-
-// Status returns HTTPResponse.Status
-func (r ListDashboardTemplatesResponse) Status() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Status
-	}
-	return http.StatusText(0)
-}
-
-// StatusCode returns HTTPResponse.StatusCode
-func (r ListDashboardTemplatesResponse) StatusCode() int {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.StatusCode
-	}
-	return 0
-}
-
-// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r ListDashboardTemplatesResponse) ContentType() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Header.Get("Content-Type")
-	}
-	return ""
-}
-
-type ListDefaultTemplatesResponse struct {
-	Body         []byte
-	HTTPResponse *http.Response
-	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *struct {
-		Templates []interface{} `json:"templates"`
-	}
-	// JSONDefault the response for an HTTP default `application/json` response
-	JSONDefault *Error
-}
-
-// GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r ListDefaultTemplatesResponse) GetJSON200() *struct {
-	Templates []interface{} `json:"templates"`
-} {
-	return r.JSON200
-}
-
-// GetJSONDefault returns the response for an HTTP default `application/json` response
-func (r ListDefaultTemplatesResponse) GetJSONDefault() *Error {
-	return r.JSONDefault
-}
-
-// GetBody returns the raw response body bytes
-func (r ListDefaultTemplatesResponse) GetBody() []byte {
-	return r.Body
-}
-
-// Status returns HTTPResponse.Status
-func (r ListDefaultTemplatesResponse) Status() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Status
-	}
-	return http.StatusText(0)
-}
-
-// StatusCode returns HTTPResponse.StatusCode
-func (r ListDefaultTemplatesResponse) StatusCode() int {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.StatusCode
-	}
-	return 0
-}
-
-// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r ListDefaultTemplatesResponse) ContentType() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Header.Get("Content-Type")
-	}
-	return ""
-}
-
-type GetDashboardTemplateResponse struct {
-	Body         []byte
-	HTTPResponse *http.Response
-	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *DashboardTemplate
-	// JSONDefault the response for an HTTP default `application/json` response
-	JSONDefault *Error
-}
-
-// GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r GetDashboardTemplateResponse) GetJSON200() *DashboardTemplate {
-	return r.JSON200
-}
-
-// GetJSONDefault returns the response for an HTTP default `application/json` response
-func (r GetDashboardTemplateResponse) GetJSONDefault() *Error {
-	return r.JSONDefault
-}
-
-// GetBody returns the raw response body bytes
-func (r GetDashboardTemplateResponse) GetBody() []byte {
-	return r.Body
-}
-
-// Status returns HTTPResponse.Status
-func (r GetDashboardTemplateResponse) Status() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Status
-	}
-	return http.StatusText(0)
-}
-
-// StatusCode returns HTTPResponse.StatusCode
-func (r GetDashboardTemplateResponse) StatusCode() int {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.StatusCode
-	}
-	return 0
-}
-
-// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r GetDashboardTemplateResponse) ContentType() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Header.Get("Content-Type")
-	}
-	return ""
-}
-
-type CountTagsResponse struct {
-	Body         []byte
-	HTTPResponse *http.Response
-	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *struct {
-		Total CountTags200JSONResponseBodyTotal `json:"total"`
-	}
-	// JSONDefault the response for an HTTP default `application/json` response
-	JSONDefault *Error
-}
-
-// GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r CountTagsResponse) GetJSON200() *struct {
-	Total CountTags200JSONResponseBodyTotal `json:"total"`
-} {
-	return r.JSON200
-}
-
-// GetJSONDefault returns the response for an HTTP default `application/json` response
-func (r CountTagsResponse) GetJSONDefault() *Error {
-	return r.JSONDefault
-}
-
-// GetBody returns the raw response body bytes
-func (r CountTagsResponse) GetBody() []byte {
-	return r.Body
-}
-
-// Status returns HTTPResponse.Status
-func (r CountTagsResponse) Status() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Status
-	}
-	return http.StatusText(0)
-}
-
-// StatusCode returns HTTPResponse.StatusCode
-func (r CountTagsResponse) StatusCode() int {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.StatusCode
-	}
-	return 0
-}
-
-// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r CountTagsResponse) ContentType() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Header.Get("Content-Type")
-	}
-	return ""
-}
-
-type TagExistsResponse struct {
-	Body         []byte
-	HTTPResponse *http.Response
-	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *struct {
-		Exists        TagExists200JSONResponseBodyExists `json:"exists"`
-		NormalizedTag string                             `json:"normalizedTag"`
-	}
-	// JSONDefault the response for an HTTP default `application/json` response
-	JSONDefault *Error
-}
-
-// GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r TagExistsResponse) GetJSON200() *struct {
-	Exists        TagExists200JSONResponseBodyExists `json:"exists"`
-	NormalizedTag string                             `json:"normalizedTag"`
-} {
-	return r.JSON200
-}
-
-// GetJSONDefault returns the response for an HTTP default `application/json` response
-func (r TagExistsResponse) GetJSONDefault() *Error {
-	return r.JSONDefault
-}
-
-// GetBody returns the raw response body bytes
-func (r TagExistsResponse) GetBody() []byte {
-	return r.Body
-}
-
-// Status returns HTTPResponse.Status
-func (r TagExistsResponse) Status() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Status
-	}
-	return http.StatusText(0)
-}
-
-// StatusCode returns HTTPResponse.StatusCode
-func (r TagExistsResponse) StatusCode() int {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.StatusCode
-	}
-	return 0
-}
-
-// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r TagExistsResponse) ContentType() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Header.Get("Content-Type")
-	}
-	return ""
-}
-
-type ListTagGroupsResponse struct {
-	Body         []byte
-	HTTPResponse *http.Response
-	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *struct {
-		NextCursor any           `json:"nextCursor"`
-		Tags       []interface{} `json:"tags"`
-	}
-	// JSONDefault the response for an HTTP default `application/json` response
-	JSONDefault *Error
-}
-
-// GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r ListTagGroupsResponse) GetJSON200() *struct {
-	NextCursor any           `json:"nextCursor"`
-	Tags       []interface{} `json:"tags"`
-} {
-	return r.JSON200
-}
-
-// GetJSONDefault returns the response for an HTTP default `application/json` response
-func (r ListTagGroupsResponse) GetJSONDefault() *Error {
-	return r.JSONDefault
-}
-
-// GetBody returns the raw response body bytes
-func (r ListTagGroupsResponse) GetBody() []byte {
-	return r.Body
-}
-
-// Status returns HTTPResponse.Status
-func (r ListTagGroupsResponse) Status() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Status
-	}
-	return http.StatusText(0)
-}
-
-// StatusCode returns HTTPResponse.StatusCode
-func (r ListTagGroupsResponse) StatusCode() int {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.StatusCode
-	}
-	return 0
-}
-
-// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r ListTagGroupsResponse) ContentType() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Header.Get("Content-Type")
-	}
-	return ""
-}
-
-type ListTagAssignmentsResponse struct {
-	Body         []byte
-	HTTPResponse *http.Response
-	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *struct {
-		Data       []interface{} `json:"data"`
-		NextCursor any           `json:"nextCursor"`
-	}
-	// JSONDefault the response for an HTTP default `application/json` response
-	JSONDefault *Error
-}
-
-// GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r ListTagAssignmentsResponse) GetJSON200() *struct {
-	Data       []interface{} `json:"data"`
-	NextCursor any           `json:"nextCursor"`
-} {
-	return r.JSON200
-}
-
-// GetJSONDefault returns the response for an HTTP default `application/json` response
-func (r ListTagAssignmentsResponse) GetJSONDefault() *Error {
-	return r.JSONDefault
-}
-
-// GetBody returns the raw response body bytes
-func (r ListTagAssignmentsResponse) GetBody() []byte {
-	return r.Body
-}
-
-// Status returns HTTPResponse.Status
-func (r ListTagAssignmentsResponse) Status() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Status
-	}
-	return http.StatusText(0)
-}
-
-// StatusCode returns HTTPResponse.StatusCode
-func (r ListTagAssignmentsResponse) StatusCode() int {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.StatusCode
-	}
-	return 0
-}
-
-// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r ListTagAssignmentsResponse) ContentType() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Header.Get("Content-Type")
-	}
-	return ""
 }
 
 type ListEventsResponse struct {
@@ -8785,6 +7311,54 @@ func (r GetTemplateByAliasResponse) ContentType() string {
 	return ""
 }
 
+type GetCallerResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Caller
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetCallerResponse) GetJSON200() *Caller {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetCallerResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetCallerResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetCallerResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetCallerResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetCallerResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ClaimBatchResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -8916,54 +7490,6 @@ func (r ListFencesResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r ListFencesResponse) ContentType() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Header.Get("Content-Type")
-	}
-	return ""
-}
-
-type GetHistoryResponse struct {
-	Body         []byte
-	HTTPResponse *http.Response
-	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *History
-	// JSONDefault the response for an HTTP default `application/json` response
-	JSONDefault *Error
-}
-
-// GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r GetHistoryResponse) GetJSON200() *History {
-	return r.JSON200
-}
-
-// GetJSONDefault returns the response for an HTTP default `application/json` response
-func (r GetHistoryResponse) GetJSONDefault() *Error {
-	return r.JSONDefault
-}
-
-// GetBody returns the raw response body bytes
-func (r GetHistoryResponse) GetBody() []byte {
-	return r.Body
-}
-
-// Status returns HTTPResponse.Status
-func (r GetHistoryResponse) Status() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Status
-	}
-	return http.StatusText(0)
-}
-
-// StatusCode returns HTTPResponse.StatusCode
-func (r GetHistoryResponse) StatusCode() int {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.StatusCode
-	}
-	return 0
-}
-
-// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r GetHistoryResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -9587,6 +8113,54 @@ func (r DeclareDeadResponse) ContentType() string {
 	return ""
 }
 
+type ListTeamStatusesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *TeamStatuses
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListTeamStatusesResponse) GetJSON200() *TeamStatuses {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListTeamStatusesResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListTeamStatusesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListTeamStatusesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListTeamStatusesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListTeamStatusesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type GetSandboxLogsV2Response struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -9633,136 +8207,6 @@ func (r GetSandboxLogsV2Response) ContentType() string {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
 	return ""
-}
-
-// ListBuildsWithResponse List builds. There are none.
-//
-// Returns a wrapper object for the known response body format(s).
-//
-// Corresponds with GET /dashboard/builds (the `ListBuilds` operationId).
-func (c *ClientWithResponses) ListBuildsWithResponse(ctx context.Context, params *ListBuildsParams, reqEditors ...RequestEditorFn) (*ListBuildsResponse, error) {
-	rsp, err := c.ListBuilds(ctx, params, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseListBuildsResponse(rsp)
-}
-
-// ListBuildStatusesWithResponse List the states of builds. There are none.
-//
-// Returns a wrapper object for the known response body format(s).
-//
-// Corresponds with GET /dashboard/builds/statuses (the `ListBuildStatuses` operationId).
-func (c *ClientWithResponses) ListBuildStatusesWithResponse(ctx context.Context, params *ListBuildStatusesParams, reqEditors ...RequestEditorFn) (*ListBuildStatusesResponse, error) {
-	rsp, err := c.ListBuildStatuses(ctx, params, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseListBuildStatusesResponse(rsp)
-}
-
-// GetBuildWithResponse Show a build. There are none.
-//
-// Returns a wrapper object for the known response body format(s).
-//
-// Corresponds with GET /dashboard/builds/{buildID} (the `GetBuild` operationId).
-func (c *ClientWithResponses) GetBuildWithResponse(ctx context.Context, buildID string, reqEditors ...RequestEditorFn) (*GetBuildResponse, error) {
-	rsp, err := c.GetBuild(ctx, buildID, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseGetBuildResponse(rsp)
-}
-
-// ListDashboardTemplatesWithResponse List the pools in pages.
-//
-// Returns a wrapper object for the known response body format(s).
-//
-// Corresponds with GET /dashboard/templates (the `ListDashboardTemplates` operationId).
-func (c *ClientWithResponses) ListDashboardTemplatesWithResponse(ctx context.Context, params *ListDashboardTemplatesParams, reqEditors ...RequestEditorFn) (*ListDashboardTemplatesResponse, error) {
-	rsp, err := c.ListDashboardTemplates(ctx, params, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseListDashboardTemplatesResponse(rsp)
-}
-
-// ListDefaultTemplatesWithResponse List the templates of all teams. There are none.
-//
-// Returns a wrapper object for the known response body format(s).
-//
-// Corresponds with GET /dashboard/templates/defaults (the `ListDefaultTemplates` operationId).
-func (c *ClientWithResponses) ListDefaultTemplatesWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*ListDefaultTemplatesResponse, error) {
-	rsp, err := c.ListDefaultTemplates(ctx, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseListDefaultTemplatesResponse(rsp)
-}
-
-// GetDashboardTemplateWithResponse Show a pool.
-//
-// Returns a wrapper object for the known response body format(s).
-//
-// Corresponds with GET /dashboard/templates/{templateID} (the `GetDashboardTemplate` operationId).
-func (c *ClientWithResponses) GetDashboardTemplateWithResponse(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*GetDashboardTemplateResponse, error) {
-	rsp, err := c.GetDashboardTemplate(ctx, templateID, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseGetDashboardTemplateResponse(rsp)
-}
-
-// CountTagsWithResponse Count the tags of a pool. There are none.
-//
-// Returns a wrapper object for the known response body format(s).
-//
-// Corresponds with GET /dashboard/templates/{templateID}/tags/count (the `CountTags` operationId).
-func (c *ClientWithResponses) CountTagsWithResponse(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*CountTagsResponse, error) {
-	rsp, err := c.CountTags(ctx, templateID, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseCountTagsResponse(rsp)
-}
-
-// TagExistsWithResponse Say whether a pool has a tag. It has none.
-//
-// Returns a wrapper object for the known response body format(s).
-//
-// Corresponds with GET /dashboard/templates/{templateID}/tags/exists (the `TagExists` operationId).
-func (c *ClientWithResponses) TagExistsWithResponse(ctx context.Context, templateID string, params *TagExistsParams, reqEditors ...RequestEditorFn) (*TagExistsResponse, error) {
-	rsp, err := c.TagExists(ctx, templateID, params, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseTagExistsResponse(rsp)
-}
-
-// ListTagGroupsWithResponse List the tags of a pool. There are none.
-//
-// Returns a wrapper object for the known response body format(s).
-//
-// Corresponds with GET /dashboard/templates/{templateID}/tags/groups (the `ListTagGroups` operationId).
-func (c *ClientWithResponses) ListTagGroupsWithResponse(ctx context.Context, templateID string, params *ListTagGroupsParams, reqEditors ...RequestEditorFn) (*ListTagGroupsResponse, error) {
-	rsp, err := c.ListTagGroups(ctx, templateID, params, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseListTagGroupsResponse(rsp)
-}
-
-// ListTagAssignmentsWithResponse List the builds of a tag. There are none.
-//
-// Returns a wrapper object for the known response body format(s).
-//
-// Corresponds with GET /dashboard/templates/{templateID}/tags/{tag}/assignments (the `ListTagAssignments` operationId).
-func (c *ClientWithResponses) ListTagAssignmentsWithResponse(ctx context.Context, templateID string, tag string, params *ListTagAssignmentsParams, reqEditors ...RequestEditorFn) (*ListTagAssignmentsResponse, error) {
-	rsp, err := c.ListTagAssignments(ctx, templateID, tag, params, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseListTagAssignmentsResponse(rsp)
 }
 
 // ListEventsWithResponse List what happened to sandboxes, across leaders.
@@ -10061,8 +8505,7 @@ func (c *ClientWithResponses) GetSandboxLogsWithResponse(ctx context.Context, sa
 
 // GetSandboxMetricsWithResponse Say what a sandbox uses.
 //
-// What the agent of the sandbox has measured every 15 s in the last hour, since the claim, and now. Without an agent the latest
-// measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
+// What the agent of the sandbox measures now. Without an agent the latest measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -10179,8 +8622,8 @@ func (c *ClientWithResponses) ListTeamsWithResponse(ctx context.Context, reqEdit
 // Returns a wrapper object for the known response body format(s).
 //
 // Corresponds with GET /templates (the `ListTemplates` operationId).
-func (c *ClientWithResponses) ListTemplatesWithResponse(ctx context.Context, params *ListTemplatesParams, reqEditors ...RequestEditorFn) (*ListTemplatesResponse, error) {
-	rsp, err := c.ListTemplates(ctx, params, reqEditors...)
+func (c *ClientWithResponses) ListTemplatesWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*ListTemplatesResponse, error) {
+	rsp, err := c.ListTemplates(ctx, reqEditors...)
 	if err != nil {
 		return nil, err
 	}
@@ -10198,6 +8641,19 @@ func (c *ClientWithResponses) GetTemplateByAliasWithResponse(ctx context.Context
 		return nil, err
 	}
 	return ParseGetTemplateByAliasResponse(rsp)
+}
+
+// GetCallerWithResponse Say whose key the call has, and where the sandboxes of this installation are.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/caller (the `GetCaller` operationId).
+func (c *ClientWithResponses) GetCallerWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetCallerResponse, error) {
+	rsp, err := c.GetCaller(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetCallerResponse(rsp)
 }
 
 // ClaimBatchWithBodyWithResponse Claim several sandboxes of a pool in one call.
@@ -10268,22 +8724,6 @@ func (c *ClientWithResponses) ListFencesWithResponse(ctx context.Context, params
 		return nil, err
 	}
 	return ParseListFencesResponse(rsp)
-}
-
-// GetHistoryWithResponse Say what happened in the last hour, in steps of 10 s.
-//
-// The leader counts since it leads, at most an hour, for the whole installation. Before since nothing is known. The lists
-// have one value for each step, the oldest first. The last step ended at until. null: nothing was measured.
-//
-// Returns a wrapper object for the known response body format(s).
-//
-// Corresponds with GET /v1/history (the `GetHistory` operationId).
-func (c *ClientWithResponses) GetHistoryWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetHistoryResponse, error) {
-	rsp, err := c.GetHistory(ctx, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseGetHistoryResponse(rsp)
 }
 
 // LastActiveWithResponse List the latest activity of live sandboxes, the oldest sandbox first.
@@ -10373,7 +8813,7 @@ func (c *ClientWithResponses) ScalePoolWithResponse(ctx context.Context, pool st
 // FindSandboxesWithResponse List sandboxes with their pods, teams and ends, a page at a time.
 //
 // There is an index by team and pool, so a page costs what it returns. The phases starting and
-// running, the phases released and ended, and the parameter user are looked up among the live
+// running, the phases released and ended, and the parameters user, prefix and metadata are looked up among the live
 // sandboxes, or among those that are gone. The last 10,000 ended sandboxes are remembered for 24
 // hours.
 //
@@ -10532,6 +8972,19 @@ func (c *ClientWithResponses) DeclareDeadWithResponse(ctx context.Context, sessi
 	return ParseDeclareDeadResponse(rsp)
 }
 
+// ListTeamStatusesWithResponse List the teams that have keys, limits by name or sandboxes, with their limits and what they use.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/teams (the `ListTeamStatuses` operationId).
+func (c *ClientWithResponses) ListTeamStatusesWithResponse(ctx context.Context, params *ListTeamStatusesParams, reqEditors ...RequestEditorFn) (*ListTeamStatusesResponse, error) {
+	rsp, err := c.ListTeamStatuses(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListTeamStatusesResponse(rsp)
+}
+
 // GetSandboxLogsV2WithResponse Read the log of a live sandbox's first container, in either direction.
 //
 // Returns a wrapper object for the known response body format(s).
@@ -10543,347 +8996,6 @@ func (c *ClientWithResponses) GetSandboxLogsV2WithResponse(ctx context.Context, 
 		return nil, err
 	}
 	return ParseGetSandboxLogsV2Response(rsp)
-}
-
-// ParseListBuildsResponse parses an HTTP response from a ListBuildsWithResponse call
-func ParseListBuildsResponse(rsp *http.Response) (*ListBuildsResponse, error) {
-	bodyBytes, err := io.ReadAll(rsp.Body)
-	defer func() { _ = rsp.Body.Close() }()
-	if err != nil {
-		return nil, err
-	}
-
-	response := &ListBuildsResponse{
-		Body:         bodyBytes,
-		HTTPResponse: rsp,
-	}
-
-	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest struct {
-			Data       []interface{} `json:"data"`
-			NextCursor any           `json:"nextCursor"`
-		}
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON200 = &dest
-
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Error
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSONDefault = &dest
-
-	}
-
-	return response, nil
-}
-
-// ParseListBuildStatusesResponse parses an HTTP response from a ListBuildStatusesWithResponse call
-func ParseListBuildStatusesResponse(rsp *http.Response) (*ListBuildStatusesResponse, error) {
-	bodyBytes, err := io.ReadAll(rsp.Body)
-	defer func() { _ = rsp.Body.Close() }()
-	if err != nil {
-		return nil, err
-	}
-
-	response := &ListBuildStatusesResponse{
-		Body:         bodyBytes,
-		HTTPResponse: rsp,
-	}
-
-	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest struct {
-			BuildStatuses []interface{} `json:"buildStatuses"`
-		}
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON200 = &dest
-
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Error
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSONDefault = &dest
-
-	}
-
-	return response, nil
-}
-
-// ParseGetBuildResponse parses an HTTP response from a GetBuildWithResponse call
-func ParseGetBuildResponse(rsp *http.Response) (*GetBuildResponse, error) {
-	bodyBytes, err := io.ReadAll(rsp.Body)
-	defer func() { _ = rsp.Body.Close() }()
-	if err != nil {
-		return nil, err
-	}
-
-	response := &GetBuildResponse{
-		Body:         bodyBytes,
-		HTTPResponse: rsp,
-	}
-
-	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Error
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSONDefault = &dest
-
-	}
-
-	return response, nil
-}
-
-// ParseListDashboardTemplatesResponse parses an HTTP response from a ListDashboardTemplatesWithResponse call
-func ParseListDashboardTemplatesResponse(rsp *http.Response) (*ListDashboardTemplatesResponse, error) {
-	bodyBytes, err := io.ReadAll(rsp.Body)
-	defer func() { _ = rsp.Body.Close() }()
-	if err != nil {
-		return nil, err
-	}
-
-	response := &ListDashboardTemplatesResponse{
-		Body:         bodyBytes,
-		HTTPResponse: rsp,
-	}
-
-	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest DashboardTemplates
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON200 = &dest
-
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Error
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSONDefault = &dest
-
-	}
-
-	return response, nil
-}
-
-// ParseListDefaultTemplatesResponse parses an HTTP response from a ListDefaultTemplatesWithResponse call
-func ParseListDefaultTemplatesResponse(rsp *http.Response) (*ListDefaultTemplatesResponse, error) {
-	bodyBytes, err := io.ReadAll(rsp.Body)
-	defer func() { _ = rsp.Body.Close() }()
-	if err != nil {
-		return nil, err
-	}
-
-	response := &ListDefaultTemplatesResponse{
-		Body:         bodyBytes,
-		HTTPResponse: rsp,
-	}
-
-	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest struct {
-			Templates []interface{} `json:"templates"`
-		}
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON200 = &dest
-
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Error
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSONDefault = &dest
-
-	}
-
-	return response, nil
-}
-
-// ParseGetDashboardTemplateResponse parses an HTTP response from a GetDashboardTemplateWithResponse call
-func ParseGetDashboardTemplateResponse(rsp *http.Response) (*GetDashboardTemplateResponse, error) {
-	bodyBytes, err := io.ReadAll(rsp.Body)
-	defer func() { _ = rsp.Body.Close() }()
-	if err != nil {
-		return nil, err
-	}
-
-	response := &GetDashboardTemplateResponse{
-		Body:         bodyBytes,
-		HTTPResponse: rsp,
-	}
-
-	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest DashboardTemplate
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON200 = &dest
-
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Error
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSONDefault = &dest
-
-	}
-
-	return response, nil
-}
-
-// ParseCountTagsResponse parses an HTTP response from a CountTagsWithResponse call
-func ParseCountTagsResponse(rsp *http.Response) (*CountTagsResponse, error) {
-	bodyBytes, err := io.ReadAll(rsp.Body)
-	defer func() { _ = rsp.Body.Close() }()
-	if err != nil {
-		return nil, err
-	}
-
-	response := &CountTagsResponse{
-		Body:         bodyBytes,
-		HTTPResponse: rsp,
-	}
-
-	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest struct {
-			Total CountTags200JSONResponseBodyTotal `json:"total"`
-		}
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON200 = &dest
-
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Error
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSONDefault = &dest
-
-	}
-
-	return response, nil
-}
-
-// ParseTagExistsResponse parses an HTTP response from a TagExistsWithResponse call
-func ParseTagExistsResponse(rsp *http.Response) (*TagExistsResponse, error) {
-	bodyBytes, err := io.ReadAll(rsp.Body)
-	defer func() { _ = rsp.Body.Close() }()
-	if err != nil {
-		return nil, err
-	}
-
-	response := &TagExistsResponse{
-		Body:         bodyBytes,
-		HTTPResponse: rsp,
-	}
-
-	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest struct {
-			Exists        TagExists200JSONResponseBodyExists `json:"exists"`
-			NormalizedTag string                             `json:"normalizedTag"`
-		}
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON200 = &dest
-
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Error
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSONDefault = &dest
-
-	}
-
-	return response, nil
-}
-
-// ParseListTagGroupsResponse parses an HTTP response from a ListTagGroupsWithResponse call
-func ParseListTagGroupsResponse(rsp *http.Response) (*ListTagGroupsResponse, error) {
-	bodyBytes, err := io.ReadAll(rsp.Body)
-	defer func() { _ = rsp.Body.Close() }()
-	if err != nil {
-		return nil, err
-	}
-
-	response := &ListTagGroupsResponse{
-		Body:         bodyBytes,
-		HTTPResponse: rsp,
-	}
-
-	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest struct {
-			NextCursor any           `json:"nextCursor"`
-			Tags       []interface{} `json:"tags"`
-		}
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON200 = &dest
-
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Error
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSONDefault = &dest
-
-	}
-
-	return response, nil
-}
-
-// ParseListTagAssignmentsResponse parses an HTTP response from a ListTagAssignmentsWithResponse call
-func ParseListTagAssignmentsResponse(rsp *http.Response) (*ListTagAssignmentsResponse, error) {
-	bodyBytes, err := io.ReadAll(rsp.Body)
-	defer func() { _ = rsp.Body.Close() }()
-	if err != nil {
-		return nil, err
-	}
-
-	response := &ListTagAssignmentsResponse{
-		Body:         bodyBytes,
-		HTTPResponse: rsp,
-	}
-
-	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest struct {
-			Data       []interface{} `json:"data"`
-			NextCursor any           `json:"nextCursor"`
-		}
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON200 = &dest
-
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Error
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSONDefault = &dest
-
-	}
-
-	return response, nil
 }
 
 // ParseListEventsResponse parses an HTTP response from a ListEventsWithResponse call
@@ -11655,6 +9767,39 @@ func ParseGetTemplateByAliasResponse(rsp *http.Response) (*GetTemplateByAliasRes
 	return response, nil
 }
 
+// ParseGetCallerResponse parses an HTTP response from a GetCallerWithResponse call
+func ParseGetCallerResponse(rsp *http.Response) (*GetCallerResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetCallerResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Caller
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseClaimBatchResponse parses an HTTP response from a ClaimBatchWithResponse call
 func ParseClaimBatchResponse(rsp *http.Response) (*ClaimBatchResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -11730,39 +9875,6 @@ func ParseListFencesResponse(rsp *http.Response) (*ListFencesResponse, error) {
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest Fences
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON200 = &dest
-
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Error
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSONDefault = &dest
-
-	}
-
-	return response, nil
-}
-
-// ParseGetHistoryResponse parses an HTTP response from a GetHistoryWithResponse call
-func ParseGetHistoryResponse(rsp *http.Response) (*GetHistoryResponse, error) {
-	bodyBytes, err := io.ReadAll(rsp.Body)
-	defer func() { _ = rsp.Body.Close() }()
-	if err != nil {
-		return nil, err
-	}
-
-	response := &GetHistoryResponse{
-		Body:         bodyBytes,
-		HTTPResponse: rsp,
-	}
-
-	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest History
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}
@@ -12191,6 +10303,39 @@ func ParseDeclareDeadResponse(rsp *http.Response) (*DeclareDeadResponse, error) 
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest DeadDeclared
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListTeamStatusesResponse parses an HTTP response from a ListTeamStatusesWithResponse call
+func ParseListTeamStatusesResponse(rsp *http.Response) (*ListTeamStatusesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListTeamStatusesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest TeamStatuses
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

@@ -82,6 +82,14 @@ func TestListenersOutsideLoopbackNeedProtection(t *testing.T) {
 		"a key without its certificate":         {[]string{"--api-tls-key=/x", "--control-tls-dir=/x"}, []string{"--api-tls-cert", "--api-tls-key"}},
 		"TLS that replicas could not verify":    {[]string{"--api-tls-cert=/x", "--api-tls-key=/y"}, []string{"--api-tls-cert", "--control-tls-dir"}},
 		"TLS of both":                           {[]string{"--api-tls-cert=/x", "--api-tls-key=/y", "--control-tls-dir=/x"}, nil},
+		"a console without keys":                {[]string{"--console-listen=:8082"}, []string{"--console-listen", "--api-keys-namespace"}},
+		"a console with keys":                   {[]string{"--console-listen=:8082", "--api-keys-namespace=x", "--console-url=https://console.example.com"}, nil},
+		"a console on loopback":                 {[]string{"--console-listen=127.0.0.1:8082"}, nil},
+		"a URL without a console":               {[]string{"--console-url=https://console.example.com"}, []string{"--console-url", "--console-listen"}},
+		"a console in plain HTTP":               {[]string{"--console-listen=127.0.0.1:0", "--console-url=http://console.example.com"}, []string{"--console-url", "must be https://"}},
+		"a console with a path":                 {[]string{"--console-listen=127.0.0.1:0", "--console-url=https://console.example.com/x"}, []string{"--console-url", "must be https://"}},
+		"a console at the sandboxes' domain":    {[]string{"--console-listen=127.0.0.1:0", "--console-url=https://A."}, []string{"--console-url", "must not be a or below it"}},
+		"a console below the sandboxes' domain": {[]string{"--console-listen=127.0.0.1:0", "--console-url=https://console.a:8443"}, []string{"--console-url", "must not be a or below it"}},
 		"an address in brackets may be an IPv4": {[]string{"--api-advertise=[10.0.0.1]:8081"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -10,11 +10,14 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/go-logr/zapr"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -31,12 +34,13 @@ import (
 	apirest "github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
-	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/console"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/internal/adminpages"
 	"github.com/berth-sandbox/berth/internal/controltls"
+	"github.com/berth-sandbox/berth/internal/localhost"
 	"github.com/berth-sandbox/berth/internal/rate"
 )
 
@@ -51,6 +55,8 @@ type flags struct {
 	APITLSKey        string        `name:"api-tls-key" help:"Private key of --api-tls-cert in PEM form; reloaded when it changes."`
 	AccessKeyFile    string        `name:"access-key-file" help:"File with the key of the tokens of sandboxes that are not public: 32 bytes or more, the same for all replicas. Another key makes all tokens and links invalid. Empty: every sandbox is public."`
 	AgentImage       string        `placeholder:"IMAGE" help:"Image of Berth's agent, for pools that ask for an agent and name no image. Empty: such pools are refused. A change replaces their idle pods."`
+	ConsoleListen    string        `name:"console-listen" help:"Address of the web console (docs/console.md). Outside loopback it needs --api-keys-namespace. Empty: there is no console."`
+	ConsoleURL       string        `name:"console-url" help:"URL at which browsers reach the console through something that ends TLS: https://<host>[:port], not below the domain of --public-url. Empty: only browsers on the machine of the console reach it, or through a port-forward."`
 	ControlListen    string        `default:"127.0.0.1:9090" help:"Address of the control server for routers. Outside loopback it needs --control-tls-dir."`
 	ControlAdvertise string        `help:"Address at which routers reach this replica's control server. Empty: the address of --control-listen."`
 	ControlTLSDir    string        `name:"control-tls-dir" help:"Directory with tls.crt, tls.key and ca.crt for mutual TLS with routers; reloaded when they change. Empty: no TLS."`
@@ -116,9 +122,11 @@ type service struct {
 	*flags
 	log             *zap.Logger
 	allocator       *allocator.Allocator
-	metrics         *metric.Registry
+	metrics         *prometheus.Registry
 	keys            *access.Keys // nil: the API needs no key
 	api, admin      *cli.HTTPServer
+	console         *cli.HTTPServer // nil: there is none
+	pages           *console.Console
 	control         *grpc.Server
 	controlListener net.Listener
 }
@@ -174,7 +182,8 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("name of this machine: %w", err)
 	}
-	s.metrics = metric.NewRegistry(metric.Allocator)
+	s.metrics = prometheus.NewRegistry()
+	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if s.allocator, err = allocator.New(allocator.Options{
 		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage,
 		LeaseDuration: s.LeaseDuration, RenewDeadline: s.LeaseRenew, RetryPeriod: s.LeaseRetry,
@@ -186,9 +195,28 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	}); err != nil {
 		return nil, err
 	}
+	if s.console != nil {
+		if s.pages, err = s.newConsole(accessKey); err != nil {
+			return nil, err
+		}
+	}
 	s.control = newControlServer(security)
 	controlv1.RegisterControlServer(s.control, s.allocator.Control())
 	return stopAll, nil
+}
+
+// newConsole returns the pages of the web console, which calls the API of this replica.
+func (s *service) newConsole(accessKey *sandboxaccess.Key) (*console.Console, error) {
+	o := console.Options{
+		API: console.Handler(s.allocator.API()), APIURL: "http://localhost", Open: s.keys == nil, Log: s.log.Named("console"),
+	}
+	if s.ConsoleURL != "" {
+		o.URL, _ = url.Parse(s.ConsoleURL) // check has accepted it
+	}
+	if accessKey != nil { // else each replica has a key of its own
+		o.Sealing = accessKey.Derive("console session")
+	}
+	return console.New(o)
 }
 
 func newControlServer(security credentials.TransportCredentials) *grpc.Server {
@@ -242,6 +270,11 @@ func (s *service) listen() (err error) {
 	if s.admin, err = cli.Listen("--admin-listen", s.AdminListen, cli.AdminConns); err != nil {
 		return err
 	}
+	if s.ConsoleListen != "" {
+		if s.console, err = cli.Listen("--console-listen", s.ConsoleListen, console.MaxConns); err != nil {
+			return err
+		}
+	}
 	if s.ControlAdvertise == "" {
 		s.ControlAdvertise = s.controlListener.Addr().String()
 	}
@@ -253,8 +286,11 @@ func (s *service) listen() (err error) {
 
 // serve runs all parts until ctx ends or one of them fails, and shuts them down.
 func (s *service) serve(ctx context.Context) error {
-	s.log.Info("listening", zap.Stringer("api", s.api.Addr()), zap.Stringer("control", s.controlListener.Addr()),
-		zap.Stringer("admin", s.admin.Addr()))
+	listening := []zap.Field{zap.Stringer("api", s.api.Addr()), zap.Stringer("control", s.controlListener.Addr()), zap.Stringer("admin", s.admin.Addr())}
+	if s.console != nil {
+		listening = append(listening, zap.Stringer("console", s.console.Addr()))
+	}
+	s.log.Info("listening", listening...)
 	// The term outlives ctx, so that calls in progress can finish.
 	running, stopRunning := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopRunning()
@@ -273,6 +309,9 @@ func (s *service) serve(ctx context.Context) error {
 		return nil
 	})
 	all.Go(func() error { return s.api.Serve(s.allocator.API()) })
+	if s.console != nil {
+		all.Go(func() error { return s.console.Serve(s.pages) })
+	}
 	all.Go(func() error { return s.admin.Serve(s.adminHandler()) })
 	if s.keys != nil {
 		all.Go(func() error { s.keys.Run(serving); return nil })
@@ -311,6 +350,9 @@ func (s *service) shutDown(ctx context.Context, stopRunning func()) {
 	following.Go(func() { s.allocator.Follow(limit) })
 	s.api.Idle(used)
 	s.api.Stop(last)
+	if s.console != nil {
+		s.console.Stop(last)
+	}
 	cancel()
 	following.Wait()
 	s.control.Stop()
@@ -358,6 +400,7 @@ func (f *flags) check() (*url.URL, error) {
 			errs = append(errs, fmt.Errorf("--%s-advertise %q: must be a host:port at which other hosts reach this replica", listen.name, listen.advertised))
 		}
 	}
+	errs = append(errs, f.checkConsole(public))
 	if (f.APITLSCert == "") != (f.APITLSKey == "") {
 		errs = append(errs, errors.New("--api-tls-cert and --api-tls-key: give both or none"))
 	} else if f.APITLSCert != "" && f.ControlTLSDir == "" {
@@ -397,6 +440,35 @@ func (f *flags) check() (*url.URL, error) {
 		errs = append(errs, err)
 	}
 	return public, errors.Join(errs...)
+}
+
+// checkConsole returns an error for wrong flags of the console. A sandbox below the host of the console could set cookies for
+// it, and its pages would be of the same site.
+func (f *flags) checkConsole(public *url.URL) error {
+	if f.ConsoleListen == "" {
+		if f.ConsoleURL != "" {
+			return errors.New("--console-url: needs --console-listen")
+		}
+		return nil
+	}
+	var errs []error
+	if f.APIKeysNamespace == "" && !cli.Loopback(f.ConsoleListen) {
+		errs = append(errs, fmt.Errorf("--console-listen %q: outside loopback it needs --api-keys-namespace, because otherwise every browser could claim and release sandboxes; or use an address such as 127.0.0.1:8082", f.ConsoleListen))
+	}
+	if f.ConsoleURL == "" {
+		return errors.Join(errs...)
+	}
+	u, err := url.Parse(f.ConsoleURL)
+	if err != nil || u.Scheme != "https" || u.Host == "" || u.Path != "" && u.Path != "/" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return errors.Join(append(errs, fmt.Errorf("--console-url %q: must be https://<host>[:port]", f.ConsoleURL))...)
+	}
+	if public != nil {
+		host, domain := localhost.Hostname(u.Host), localhost.Hostname(public.Host)
+		if host == domain || strings.HasSuffix(host, "."+domain) {
+			errs = append(errs, fmt.Errorf("--console-url %q: its host must not be %s or below it, because pages of sandboxes there are of the same site", f.ConsoleURL, domain))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // networks reads the values of a flag.

@@ -20,6 +20,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
@@ -35,7 +36,6 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
-	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 	"github.com/berth-sandbox/berth/internal/controltls"
 )
@@ -114,14 +114,13 @@ func TestReplicaThatLostTheLeaseIsUnhealthy(t *testing.T) {
 	require.NoError(t, err)
 	policy, err := pools.NewPolicy(pools.PolicyBaseline)
 	require.NoError(t, err)
-	registry := metric.NewRegistry(metric.Allocator)
+	registry := prometheus.NewRegistry()
 	a, err := allocator.New(allocator.Options{
 		Clients: clients, Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2", MaxStale: time.Minute, ConnectWindow: time.Second,
 		LeaseDuration: time.Second, RenewDeadline: 200 * time.Millisecond, RetryPeriod: 20 * time.Millisecond,
 		Policy: policy, PublicScheme: "http", PublicHost: "a", Metrics: registry, Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
-	require.Empty(t, registry.Missing(), "every metric of the table is registered")
 	health := func() int {
 		w := httptest.NewRecorder()
 		(&service{allocator: a, metrics: registry}).adminHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", http.NoBody))
@@ -166,7 +165,7 @@ func TestSilentConnectionsDoNotDelayTheEnd(t *testing.T) {
 const key = "e2b_0123456789abcdef0123456789abcdef01234567"
 
 // addresses are where a replica listens.
-type addresses struct{ API, Control, Admin string }
+type addresses struct{ API, Control, Admin, Console string }
 
 // running runs a replica until the test ends.
 func running(t *testing.T, args ...string) (listening addresses) {
@@ -428,4 +427,13 @@ func TestReplicaAdvertisesItsAddressesInTheLease(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestConsoleIsServedByEveryReplica(t *testing.T) {
+	key := access.NewKey()
+	at := running(t, "--console-listen=127.0.0.1:0", "--api-keys-namespace=keys", apiServer(t, nil, key))
+	code, body := get(t, at.Console, "/console/sign-in", nil)
+	require.Equal(t, 200, code, body)
+	require.Contains(t, body, "API key")
+	require.Empty(t, running(t).Console)
 }

@@ -158,6 +158,7 @@ func (d *demo) stay(ctx context.Context) error {
 		return err
 	}
 	d.printf("\n  %s\n\n", d.curl(s.URL))
+	d.printf("  console         %s\n", d.env.stack.Allocators[0].Console)
 	d.printf("  claim another   curl -X POST -d '{\"templateID\":%q}' %s/sandboxes\n", demoPool,
 		d.env.stack.Allocators[0].API)
 	d.printf("  release         curl -X DELETE %s/sandboxes/%s\n", d.env.stack.Allocators[0].API, s.SandboxID)

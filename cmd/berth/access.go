@@ -136,14 +136,19 @@ func (c *openCommand) Run(ctx context.Context, o *output) error {
 	if _, err := fmt.Fprintln(o.out, u); err != nil || c.Print {
 		return err
 	}
-	name, args := "xdg-open", []string{u}
+	return browse(ctx, u)
+}
+
+// browse opens an address, which was printed, in the browser.
+func browse(ctx context.Context, u string) error {
+	name := "xdg-open"
 	if runtime.GOOS == "darwin" {
 		name = "open"
 	}
 	if browser := os.Getenv("BROWSER"); browser != "" {
 		name = browser
 	}
-	if err := exec.CommandContext(ctx, name, args...).Run(); err != nil {
+	if err := exec.CommandContext(ctx, name, u).Run(); err != nil {
 		return fmt.Errorf("%s: %w; open the address above by hand, or set BROWSER to a program", name, err)
 	}
 	return nil

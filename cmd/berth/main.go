@@ -41,6 +41,7 @@ type commands struct {
 	Open        openCommand        `cmd:"" help:"Open a sandbox in the browser."`
 	Exec        execCommand        `cmd:"" help:"Run a command in a sandbox that has the agent."`
 	Cp          cpCommand          `cmd:"" help:"Copy a file to or from a sandbox that has the agent."`
+	Console     consoleCommand     `cmd:"" help:"Open the web console in the browser, with the key of the context."`
 	Curl        curlCommand        `cmd:"" help:"Run curl against a sandbox."`
 	PortForward portForwardCommand `cmd:"" help:"Forward a local port to a port of a sandbox, for HTTP and WebSocket."`
 	MCP         mcpCommand         `cmd:"" name:"mcp" help:"Offer sandboxes as tools to a program that speaks the Model Context Protocol."`

@@ -87,8 +87,8 @@ func (s *Stack) Scheme() string {
 // Allocator is one replica.
 type Allocator struct {
 	*proc.Server
-	// API is the URL of its HTTP API, Admin that of its admin listener.
-	API, Admin string
+	// API is the URL of its HTTP API, Admin that of its admin listener, and Console that of its web console.
+	API, Admin, Console string
 	// Control is where routers reach its control server.
 	Control netip.AddrPort
 }
@@ -206,7 +206,7 @@ func writeAccessKey(c *devcluster.Cluster) error {
 }
 
 func newAllocator(c *devcluster.Cluster, i int, api netip.AddrPort, publicURL string, o Options) (*Allocator, error) {
-	addresses := [3]netip.AddrPort{api}
+	addresses := [4]netip.AddrPort{api}
 	for j := 1; j < len(addresses); j++ {
 		var err error
 		if addresses[j], err = c.FreeAddr(); err != nil {
@@ -220,6 +220,7 @@ func newAllocator(c *devcluster.Cluster, i int, api netip.AddrPort, publicURL st
 	}
 	a := &Allocator{
 		API: scheme + "://" + addresses[0].String(), Control: addresses[1], Admin: "http://" + addresses[2].String(),
+		Console: "http://" + addresses[3].String() + "/console/",
 	}
 	var err error
 	if o.ControlOf != nil {
@@ -240,7 +241,7 @@ func newAllocator(c *devcluster.Cluster, i int, api netip.AddrPort, publicURL st
 			"--kubeconfig=" + kubeconfig, "--namespace=default",
 			"--public-url=" + publicURL,
 			"--api-listen=" + addresses[0].String(), "--control-listen=" + addresses[1].String(),
-			"--admin-listen=" + addresses[2].String(), "--access-key-file=" + accessKeyFile(c),
+			"--admin-listen=" + addresses[2].String(), "--console-listen=" + addresses[3].String(), "--access-key-file=" + accessKeyFile(c),
 			"--agent-image=" + agentImage,
 			"--control-advertise=" + a.Control.String(),
 			"--max-stale=" + o.MaxStale.String(),

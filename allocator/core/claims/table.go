@@ -2,6 +2,7 @@ package claims
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/fact"
@@ -193,6 +194,34 @@ func (t *Table) Tick(keep time.Duration) {
 
 // Use is what a team has of its limits.
 type Use struct{ Sandboxes, Waiting int }
+
+// TeamStatus is what one team may have, and what it has of that.
+type TeamStatus struct {
+	Team string
+	Use
+	Limits teams.Limits
+}
+
+// Teams returns those of these teams, of the teams whose limits are set by name and of the teams with live sandboxes that
+// come first by name, and the number of the others.
+func (t *Table) Teams(also []string, most int) (all []TeamStatus, others int) {
+	names := map[string]bool{}
+	for _, team := range also {
+		names[team] = true
+	}
+	settings := t.limits.Settings()
+	for team := range settings.Teams {
+		names[team] = true
+	}
+	t.sandboxes.Live().Teams(func(team string) { names[team] = true })
+	sorted := slices.Sorted(maps.Keys(names))
+	n := min(len(sorted), most)
+	for _, team := range sorted[:n] {
+		r := t.usage(team)
+		all = append(all, TeamStatus{team, Use{Sandboxes: r.Used, Waiting: r.Waiting}, settings.Of(team)})
+	}
+	return all, len(sorted) - n
+}
 
 // NamedTeams returns what the teams have whose limits are set by name.
 func (t *Table) NamedTeams() map[string]Use {

@@ -46,8 +46,6 @@ type Sandbox struct {
 	// is configured. No router gets the route before.
 	ungranted int
 	asking    bool
-	// dueAt is when it was to end, on the boot clock, if that is why its release began; else 0.
-	dueAt time.Duration
 	// durableAt is when the writer learned that its release is durable, on the boot clock; 0: in
 	// an earlier term, or not yet.
 	durableAt      time.Duration
@@ -208,6 +206,15 @@ func (l Lists) After(sel step.Selection, since time.Time, m Mark, order Order) [
 	}
 	at, _ := slices.BinarySearchFunc(list, Mark{ClaimedAt: since}, byClaim)
 	return list[at:]
+}
+
+// Teams calls f with each team that has sandboxes, in no order.
+func (l Lists) Teams(f func(team string)) {
+	for sel := range l {
+		if !sel.All && sel.Pool == (fact.PoolKey{}) {
+			f(sel.Team)
+		}
+	}
 }
 
 func (l Lists) add(sb *Sandbox) {

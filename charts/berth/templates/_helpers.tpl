@@ -149,6 +149,20 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- else if not (regexMatch "^https?://[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*(:[0-9]{1,5})?$" .Values.publicURL) }}
 {{- $errors = append $errors (printf "publicURL: %s must be http:// or https://, a domain in lower case, and a port if it is not the usual one, and nothing else: for example https://sandbox.example.com" .Values.publicURL) }}
 {{- end }}
+{{- with .Values.console.url }}
+{{- if not $.Values.console.enabled }}
+{{- $errors = append $errors "console.url: needs console.enabled" }}
+{{- end }}
+{{- if not (regexMatch "^https://[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*(:[0-9]{1,5})?$" .) }}
+{{- $errors = append $errors (printf "console.url: %s must be https://, a host in lower case, and a port if it is not the usual one: for example https://console.example.com" .) }}
+{{- else }}
+{{- $host := regexReplaceAll "^https?://([^:/]*).*$" . "${1}" }}
+{{- $domain := regexReplaceAll "^https?://([^:/]*).*$" $.Values.publicURL "${1}" }}
+{{- if or (eq $host $domain) (hasSuffix (printf ".%s" $domain) $host) }}
+{{- $errors = append $errors (printf "console.url: its host must not be %s or below it, because pages of sandboxes there are of the same site: for example https://berth-console.example.com" $domain) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if not (regexMatch "^([0-9]+(\\.[0-9]+)?[smh])+$" (toString .Values.maxStale)) }}
 {{- $errors = append $errors (printf "maxStale: %v must be a duration of 1 s or more with its unit, for example 15m or 1h30m" .Values.maxStale) }}
 {{- end }}
@@ -235,7 +249,7 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- if contains "." .Release.Name }}
 {{- $errors = append $errors (printf "release name %s: no dots, because the names of Services are made from it" .Release.Name) }}
 {{- end }}
-{{- range $path, $service := dict "api.service" .Values.api.service "gateway.service" .Values.gateway.service }}
+{{- range $path, $service := dict "api.service" .Values.api.service "console.service" .Values.console.service "gateway.service" .Values.gateway.service }}
 {{- if eq $service.type "ClusterIP" }}
 {{- if $service.nodePort }}
 {{- $errors = append $errors (printf "%s.nodePort: %v has no meaning with %s.type ClusterIP: set the type to NodePort or LoadBalancer, or the port to 0" $path $service.nodePort $path) }}

@@ -1,0 +1,180 @@
+package console
+
+import (
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/berth-sandbox/berth/api/openapi"
+)
+
+// listLength is how many sandboxes a page of the list has.
+const listLength = 100
+
+type sandboxRow struct {
+	openapi.SandboxRecord
+	State badge
+	// Used is the latest use of a live sandbox, and Next its next end without further use. Either may not be known.
+	Used *time.Time
+	Next *openapi.NextRelease
+	Live bool
+}
+
+type sandboxesData struct {
+	// Filter has what the person has entered, Error a sentence about it.
+	Filter map[string]string
+	Error  string
+	Pools  []string
+	Phases []choice
+	Teams  bool // the person sees those of several teams
+	Ends   bool // the person may end them
+	Rows   []sandboxRow
+	// Next and First are the addresses of pages, "" for none.
+	Next, First string
+}
+
+type choice struct {
+	Value, Name string
+	Chosen      bool
+}
+
+// phases are what can be chosen, and what the API calls it.
+var phases = []struct {
+	value, name string
+	all         []openapi.RecordPhase
+}{
+	{"live", "Live", []openapi.RecordPhase{openapi.RecordPhaseStarting, openapi.RecordPhaseRunning}},
+	{"starting", "Starting", []openapi.RecordPhase{openapi.RecordPhaseStarting}},
+	{"released", "Being released", []openapi.RecordPhase{openapi.RecordPhaseReleased}},
+	{"ended", "Ended", []openapi.RecordPhase{openapi.RecordPhaseEnded}},
+	{"all", "All", []openapi.RecordPhase{
+		openapi.RecordPhaseStarting, openapi.RecordPhaseRunning, openapi.RecordPhaseReleased, openapi.RecordPhaseEnded,
+	}},
+}
+
+var stateOf = map[openapi.RecordPhase]badge{
+	openapi.RecordPhaseStarting: {"busy", "starting"}, openapi.RecordPhaseRunning: {"ok", "running"},
+	openapi.RecordPhaseReleased: {"busy", "being released"}, openapi.RecordPhaseEnded: {"still", "ended"},
+}
+
+func isLive(p openapi.RecordPhase) bool {
+	return p == openapi.RecordPhaseStarting || p == openapi.RecordPhaseRunning
+}
+
+// filterFields are the parameters of the list.
+var filterFields = []string{"id", "user", "metadata", "pool", "team", "phase"}
+
+func sandboxesPage(v *visit) (page, error) {
+	query := v.URL.Query()
+	d := sandboxesData{
+		Filter: map[string]string{}, Teams: v.may(openapi.Admin), Ends: v.may(openapi.Member),
+	}
+	kept := url.Values{}
+	for _, name := range filterFields {
+		if text := strings.TrimSpace(query.Get(name)); text != "" {
+			d.Filter[name] = text
+			kept.Set(name, text)
+		}
+	}
+	if d.Filter["phase"] == "" && d.Filter["id"] != "" {
+		d.Filter["phase"] = "all" // an ID may be that of a sandbox that has ended
+	}
+	filter := d.filter(query.Get("after"))
+	var pools []openapi.Pool
+	found := &openapi.SandboxRecords{}
+	all, ctx := errgroup.WithContext(v.ctx)
+	all.Go(func() (err error) { pools, err = v.api.Pools(ctx); return err })
+	all.Go(func() error {
+		answer, err := v.api.FindPage(ctx, filter)
+		switch {
+		case err == nil:
+			found = answer
+		case statusOf(err) == http.StatusBadRequest:
+			d.Error = sentence(reasonOf(err))
+		default:
+			return err
+		}
+		return nil
+	})
+	if err := all.Wait(); err != nil {
+		return page{}, err
+	}
+	for i := range pools {
+		d.Pools = append(d.Pools, pools[i].Name)
+	}
+	d.Rows = v.rows(found.Sandboxes)
+	if query.Get("after") != "" {
+		d.First = base + "/sandboxes?" + kept.Encode()
+	}
+	if found.NextToken != "" {
+		kept.Set("after", found.NextToken)
+		d.Next = base + "/sandboxes?" + kept.Encode()
+	}
+	return page{name: "sandboxes", Title: "Sandboxes", Section: "Sandboxes", Live: true, Data: d}, nil
+}
+
+// filter returns what the API is asked for.
+func (d *sandboxesData) filter(after string) openapi.FindSandboxesParams {
+	text := func(name string) *string {
+		if d.Filter[name] == "" {
+			return nil
+		}
+		return new(d.Filter[name])
+	}
+	f := openapi.FindSandboxesParams{
+		Team: text("team"), User: text("user"), Pool: text("pool"), Prefix: text("id"), Limit: new(listLength),
+	}
+	if after != "" {
+		f.NextToken = &after
+	}
+	if entered := d.Filter["metadata"]; entered != "" {
+		values := url.Values{}
+		for _, pair := range strings.Fields(entered) {
+			key, value, _ := strings.Cut(pair, "=")
+			values.Set(url.QueryEscape(key), url.QueryEscape(value))
+		}
+		f.Metadata = new(values.Encode())
+	}
+	phase := or(d.Filter["phase"], "live")
+	for _, p := range phases {
+		d.Phases = append(d.Phases, choice{p.value, p.name, p.value == phase})
+		if p.value == phase {
+			f.Phase = p.all
+		}
+	}
+	return f
+}
+
+// rows are the rows of a list, with what is known of the use of live sandboxes.
+func (v *visit) rows(records []openapi.SandboxRecord) []sandboxRow {
+	rows := make([]sandboxRow, 0, len(records))
+	var live []string
+	for _, r := range records {
+		rows = append(rows, sandboxRow{SandboxRecord: r, State: stateOf[r.Phase], Live: isLive(r.Phase)})
+		if isLive(r.Phase) {
+			live = append(live, r.SandboxID)
+		}
+	}
+	if len(live) == 0 {
+		return rows
+	}
+	ctx, cancel := panelOf(v.ctx)
+	defer cancel()
+	used, err := v.api.LastActive(ctx, openapi.LastActiveParams{Ids: live})
+	if err != nil {
+		return rows // the page is of use without it
+	}
+	byID := map[string]*openapi.Activity{}
+	for i := range used.Sandboxes {
+		byID[used.Sandboxes[i].SandboxID] = &used.Sandboxes[i]
+	}
+	for i := range rows {
+		if a := byID[rows[i].SandboxID]; a != nil {
+			rows[i].Used, rows[i].Next = &a.LastActive, a.Next
+		}
+	}
+	return rows
+}
