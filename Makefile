@@ -233,7 +233,7 @@ lint:
 
 # The tests that write and check the generated parts of docs/ and the golden files that
 # need nothing built.
-REFERENCES := ./api ./api/apierror ./allocator ./cmd/allocator ./cmd/berth ./cmd/extproc ./envoy ./extproc ./tools/docs
+REFERENCES := ./api ./api/apierror ./api/metric ./allocator ./cmd/allocator ./cmd/berth ./cmd/extproc ./envoy ./tools/docs
 
 # Packages of this branch's changes, with those that are not committed.
 BASE ?= main

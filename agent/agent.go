@@ -44,8 +44,11 @@ type Agent struct {
 	mux    *http.ServeMux
 	errors *connect.ErrorWriter
 	meter  *meter
+	series series
 	// config is nil until the agent is configured. What it points to is never changed.
 	config atomic.Pointer[initbox.Config]
+	// configured is closed when the agent is.
+	configured chan struct{}
 	// boxes bounds the boxes that are read at one time, calls what is served with the access token.
 	boxes, calls chan struct{}
 	// configuring is held while a box is opened and its files are written.
@@ -78,12 +81,13 @@ func New(o Options) (*Agent, error) {
 		// Without the option, requests for /files count as calls of Connect.
 		errors: connect.NewErrorWriter(connect.WithRequireConnectProtocolHeader()),
 		meter:  newMeter("/", time.Now()), boxes: make(chan struct{}, maxBoxes),
-		calls: make(chan struct{}, maxCalls)}
+		calls: make(chan struct{}, maxCalls), configured: make(chan struct{})}
 	a.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	a.mux.HandleFunc("GET "+initbox.Path, a.hello)
 	a.mux.HandleFunc("POST "+initbox.Path, a.configure)
 	a.Handle("GET /envs", http.HandlerFunc(a.envs))
 	a.Handle("GET /metrics", http.HandlerFunc(a.metrics))
+	a.Handle("GET /metrics/history", http.HandlerFunc(a.history))
 	return a, nil
 }
 
@@ -262,6 +266,7 @@ func (a *Agent) configure(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	a.config.Store(c)
+	close(a.configured)
 	w.WriteHeader(http.StatusNoContent)
 }
 

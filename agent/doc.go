@@ -7,6 +7,7 @@
 //	                          that it can be the busyProbe of a pool
 //	GET  /envs                the environment variables of the sandbox, without its secrets
 //	GET  /metrics             CPU, memory and disk of the sandbox
+//	GET  /metrics/history     the same every 15 s since its configuration, of the last hour. Not in E2B
 //	/process.Process/*        commands and terminals: package process
 //	/filesystem.Filesystem/*  files and directories, and /files for their contents: package files
 //

@@ -176,6 +176,10 @@ func field(text, name string) (uint64, bool) {
 }
 
 func (a *Agent) metrics(w http.ResponseWriter, _ *http.Request) {
+	a.answerMetrics(w, func(m *Metrics) any { return m })
+}
+
+func (a *Agent) answerMetrics(w http.ResponseWriter, body func(*Metrics) any) {
 	m, err := a.meter.read(time.Now())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -183,6 +187,6 @@ func (a *Agent) metrics(w http.ResponseWriter, _ *http.Request) {
 	case err != nil:
 		Error(w, http.StatusInternalServerError, err.Error())
 	default:
-		writeJSON(w, http.StatusOK, m)
+		writeJSON(w, http.StatusOK, body(m))
 	}
 }

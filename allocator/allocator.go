@@ -167,7 +167,7 @@ func New(o Options) (*Allocator, error) {
 	var err error
 	a.control, err = controlserver.New(controlserver.Options{
 		MaxStale: o.MaxStale, LeaderAddress: func() string { return a.leading().control }, AccessKey: o.AccessKey, Keys: o.Keys,
-		Log: o.Log.Named("control"),
+		Log: o.Log.Named("control"), Metrics: o.Metrics,
 	})
 	if err != nil {
 		return nil, err
@@ -175,7 +175,7 @@ func New(o Options) (*Allocator, error) {
 	if a.api, err = rest.New(rest.Options{
 		Allocator: a, Keys: o.Keys, DialLeader: o.DialLeader, AccessKey: o.AccessKey, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
 		MinIdleTimeout: o.ConnectWindow, ReapDryRun: o.ReapDryRun, ClaimQueue: o.MaxWaiting, Log: o.Log,
-		KeyRate: o.KeyRate, OnRateLimited: func() { a.metrics.rateLimited.Inc() },
+		KeyRate: o.KeyRate, Metrics: o.Metrics,
 	}); err != nil {
 		return nil, err
 	}

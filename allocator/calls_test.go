@@ -24,6 +24,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core/step"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 	"github.com/berth-sandbox/berth/allocator/events"
+	"github.com/berth-sandbox/berth/allocator/history"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -44,7 +45,7 @@ func leading(t *testing.T) (*Allocator, *term) {
 	t.Cleanup(a.stopServing)
 	a.answering, a.stopAnswering = context.WithCancel(t.Context())
 	t.Cleanup(a.stopAnswering)
-	tm := &term{number: 1, a: a, answers: newAnswers(), loop: newTestLoop(t, nil), events: events.New(1)}
+	tm := &term{number: 1, a: a, answers: newAnswers(), loop: newTestLoop(t, nil), events: events.New(1), history: history.New(time.Now())}
 	a.setTerm(tm)
 	return a, tm
 }

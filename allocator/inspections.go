@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/inspect"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -94,15 +95,44 @@ func (t *term) measure(ctx context.Context, sandboxes []core.Sandbox) map[string
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			all[s.ID] = inspect.Usage{
-				At: time.Unix(m.Unix, 0), CPU: m.CPUUsedPct / 100 * float64(m.CPUCount), Memory: m.MemUsed,
-				CPUs: m.CPUCount, MemoryTotal: m.MemTotal, Cache: m.MemCache, Disk: m.DiskUsed, DiskTotal: m.DiskTotal,
-			}
+			all[s.ID] = usageOf(&m)
 			return nil
 		})
 	}
 	_ = asking.Wait() // none has an error
 	return all
+}
+
+func usageOf(m *agents.Measurement) inspect.Usage {
+	return inspect.Usage{
+		At: time.Unix(m.Unix, 0), CPU: m.CPUUsedPct / 100 * float64(m.CPUCount), Memory: m.MemUsed,
+		CPUs: m.CPUCount, MemoryTotal: m.MemTotal, Cache: m.MemCache, Disk: m.DiskUsed, DiskTotal: m.DiskTotal,
+	}
+}
+
+// UsageOver implements rest.Allocator. Agents keep their measurements themselves, so that nothing is measured of a sandbox
+// whose usage no caller asks for, and a new leader has them too.
+func (a *Allocator) UsageOver(ctx context.Context, s core.Sandbox) ([]inspect.Usage, error) {
+	t, err := a.leadingTerm()
+	if err != nil {
+		return nil, notLeading(err)
+	}
+	if s.Agent.Port != 0 && t.agents != nil {
+		call, cancel := context.WithTimeout(ctx, configureWait)
+		defer cancel()
+		if measured, err := t.agents.MeasureOver(call, s); err == nil {
+			all := make([]inspect.Usage, 0, len(measured))
+			for i := range measured {
+				all = append(all, usageOf(&measured[i]))
+			}
+			return all, nil
+		}
+	}
+	byPod, err := a.inspect.Usage(ctx, a.o.Namespace, []string{s.ID})
+	if u, ok := byPod[s.Pod.Name]; ok {
+		return []inspect.Usage{u}, nil
+	}
+	return nil, unanswered(err)
 }
 
 // unanswered makes an error of the API server one of the API. Those of package inspect stay.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/metric"
 )
 
 func TestLeaderMetricsCountItsState(t *testing.T) {
@@ -85,11 +86,11 @@ func TestClaimsAreCountedByPoolAndResult(t *testing.T) {
 		} {
 			tm.do(e)
 		}
-		for result, want := range map[string]float64{resultWarm: 1, resultWaited: 1, resultCanceled: 1, resultRefused: 2} {
+		for result, want := range map[string]float64{metric.ResultWarm: 1, metric.ResultWaited: 1, metric.ResultCanceled: 1, metric.ResultRefused: 2} {
 			require.InDelta(t, want, testutil.ToFloat64(p.total.WithLabelValues("python", result)), 0, result)
 		}
 		require.Equal(t, 4, testutil.CollectAndCount(p.total))
-		require.Equal(t, 1, testutil.CollectAndCount(p.wait))
+		require.Equal(t, 2, testutil.CollectAndCount(p.wait), "claims that waited are apart")
 
 		stop := tm.loop.running(t)
 		tm.loop.Submit(core.PoolSeen{Pool: core.Pool{Key: poolKey, Version: "1"}})
@@ -108,11 +109,11 @@ func TestClaimsOfManyPoolsAreSummed(t *testing.T) {
 		p.granted(fmt.Sprint("pool", n), false, 0)
 	}
 	require.Equal(t, maxPoolSeries+1, testutil.CollectAndCount(p.total))
-	require.InDelta(t, 2, testutil.ToFloat64(p.total.WithLabelValues(otherPools, resultWarm)), 0)
+	require.InDelta(t, 2, testutil.ToFloat64(p.total.WithLabelValues(otherPools, metric.ResultWarm)), 0)
 	p.keep(nil)
 	require.Equal(t, 1, testutil.CollectAndCount(p.total), "the sum of the others stays")
 	p.granted("pool100", false, 0)
-	require.InDelta(t, 1, testutil.ToFloat64(p.total.WithLabelValues("pool100", resultWarm)), 0)
+	require.InDelta(t, 1, testutil.ToFloat64(p.total.WithLabelValues("pool100", metric.ResultWarm)), 0)
 }
 
 func TestClaimsAreCountedByOutcome(t *testing.T) {

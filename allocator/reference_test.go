@@ -16,13 +16,6 @@ import (
 	"github.com/berth-sandbox/berth/tools/docs"
 )
 
-func TestMetricReferenceIsTheGoldenFile(t *testing.T) {
-	var registered docs.Metrics
-	_, err := newMetrics(&registered, &Allocator{})
-	require.NoError(t, err)
-	docs.Section(t, "docs/reference/metrics.md", "allocator", registered.Table(t))
-}
-
 func TestReasonReferenceIsTheGoldenFile(t *testing.T) {
 	table := "| reason | when | what to do |\n|---|---|---|\n"
 	for _, r := range fact.Reasons {

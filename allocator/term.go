@@ -22,6 +22,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/eventlog"
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/guard"
+	"github.com/berth-sandbox/berth/allocator/history"
 	"github.com/berth-sandbox/berth/allocator/journal"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pods"
@@ -70,6 +71,7 @@ type term struct {
 	events    *events.Ring
 	eventLog  *eventlog.Log
 	webhooks  *webhooks.Manager
+	history   *history.Ring
 	// withholds: too many terms have ended because of violations of late. withheld has the violations of this one.
 	withholds bool
 	withheld  map[string]bool
@@ -102,6 +104,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 		}
 		stop() // the parts below then end at once, and drain what the watches submit
 	}
+	t.history = history.New(a.o.WallClock())
 	var all sync.WaitGroup
 	failed := make(chan error, 1)
 	all.Go(func() {
@@ -126,6 +129,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.objects.Run(ctx, objectWorkers) })
 	all.Go(func() { t.eventLog.Run(ctx) })
 	all.Go(func() { t.webhooks.Run(ctx) })
+	all.Go(func() { t.keepHistory(ctx) })
 	all.Go(func() { t.watchPressure(ctx, t.journalBacklog) })
 	all.Go(func() { t.journal.audit(ctx) })
 	all.Go(func() { t.audit(ctx) })
@@ -469,6 +473,9 @@ func (t *term) tell(e core.Effect) {
 		t.inits.drop(e.Sandbox)
 		t.publish(events.Released, e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
+		if e.Late > 0 {
+			t.a.metrics.reapLate.WithLabelValues(e.Sandbox.Reason).Observe(e.Late.Seconds())
+		}
 		t.logRelease(e.Sandbox)
 	case core.Acknowledged:
 		t.a.metrics.acknowledged.Observe(e.Took.Seconds())

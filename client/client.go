@@ -348,6 +348,11 @@ func (c *Client) LastActive(ctx context.Context, filter openapi.LastActiveParams
 	})
 }
 
+// History returns what happened in the last hour, as far as the leader has counted.
+func (c *Client) History(ctx context.Context) (*openapi.History, error) {
+	return call[openapi.History](ctx, repeatable, func() (*http.Response, error) { return c.api.GetHistory(ctx) })
+}
+
 // Fences returns at most limit released sandboxes whose pods are kept, and what they wait for.
 func (c *Client) Fences(ctx context.Context, limit int) (*openapi.Fences, error) {
 	return call[openapi.Fences](ctx, repeatable, func() (*http.Response, error) {

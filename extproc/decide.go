@@ -48,7 +48,9 @@ type decision struct {
 	// of the request, if host is set.
 	path, host, asked string
 	// tls: Envoy speaks TLS to the pod.
-	tls       bool
+	tls bool
+	// held: the request has waited for a starting sandbox.
+	held      bool
 	admission admission.Admission
 	// redirect, if set, is the answer to the client. No other field is set then.
 	redirect *redirect
@@ -180,6 +182,7 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (decision
 				d.limited(answer.Route.Pool, refusal.Reason)
 			}
 			if refusal != nil || to.made() {
+				to.held = refusal == nil && held != nil
 				return to, refusal
 			}
 			// The route was released, replaced or evicted since the lookup, or the request must wait for a

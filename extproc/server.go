@@ -56,6 +56,7 @@ type Options struct {
 type Server struct {
 	decider decider
 	metrics *metrics
+	started time.Time
 	// refusals is the rate-limited log of refused requests.
 	refusals  *zap.Logger
 	transport transport
@@ -93,7 +94,7 @@ func New(o Options) (*Server, error) {
 	}
 	o.LookupTimeout = cmp.Or(o.LookupTimeout, 2*time.Second)
 	s := &Server{
-		decider: decider{o: o}, refusals: sampled(o.Log), health: health.NewServer(),
+		decider: decider{o: o}, started: time.Now(), refusals: sampled(o.Log), health: health.NewServer(),
 	}
 	s.calls.New = func() any { return &call{server: s} }
 	s.decider.park = s.park
@@ -246,8 +247,9 @@ const maxKeptAnswer = 1 << 10
 type call struct {
 	server   *Server
 	message  wire.Request
-	request  request // views into message, until keep
-	kept     int     // bytes of waiting that are this call's
+	began    time.Duration // when the message was there, since server.started
+	request  request       // views into message, until keep
+	kept     int           // bytes of waiting that are this call's
 	decision decision
 	answer   wire.Answer // that admits the request
 }
@@ -297,6 +299,7 @@ func (c *call) now() (answer wire.Answer, ok bool) {
 	if c.message.Other != "" {
 		return nil, false
 	}
+	c.began = time.Since(c.server.started)
 	c.request = readHeaders(c.message.Headers)
 	if c.decision, ok = c.server.decider.hit(&c.request); !ok {
 		return nil, false
@@ -333,8 +336,12 @@ func (c *call) later(ctx context.Context, hold holder) (answer wire.Answer, admi
 // admitted counts the admitted request and returns its answer, which is valid until the call ends. Envoy may read it
 // until the stream ends, and Ended must be called then.
 func (c *call) admitted() wire.Answer {
-	c.server.metrics.admitted.Inc()
+	m := c.server.metrics
+	m.admitted.Inc()
 	c.answer = c.decision.appendAnswer(c.answer[:0])
+	if !c.decision.held {
+		m.admission.Observe((time.Since(c.server.started) - c.began).Seconds())
+	}
 	return c.answer
 }
 

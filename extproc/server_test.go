@@ -27,6 +27,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc/admission"
@@ -346,6 +347,20 @@ func TestOnlyEnvoyEndingAStreamProvesReading(t *testing.T) {
 	require.Equal(t, 1, o.Sandboxes.Unread(), "our own end was taken for Envoy's")
 }
 
+// admissions returns how many admissions have been timed.
+func admissions(t *testing.T, o Options) (n uint64) {
+	t.Helper()
+	families, err := o.Metrics.(*prometheus.Registry).Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() == metric.AdmissionSeconds.Name {
+			return f.GetMetric()[0].GetHistogram().GetSampleCount()
+		}
+	}
+	t.Fatal("no histogram")
+	return 0
+}
+
 func TestHeldRequestContinuesWhenSandboxRuns(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	o, cache := newOptions(socket)
@@ -368,6 +383,10 @@ func TestHeldRequestContinuesWhenSandboxRuns(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "10.1.2.3:9000", response.GetDynamicMetadata().AsMap()["berth"].(map[string]any)["dst"])
 	require.Zero(t, server.held.len())
+	require.Zero(t, admissions(t, o), "the start of the sandbox is no part of the admission")
+	_, err = ask(t, conn, get("9000-abc."+domain))
+	require.NoError(t, err)
+	require.EqualValues(t, 1, admissions(t, o))
 
 	// Too long for Envoy, or too many: refused at once.
 	cache.Resolve("def", routecache.Answer{Status: routecache.Starting, Hold: maxHold + 1})

@@ -230,6 +230,7 @@ func TestRequestIsHeldUntilTheSandboxRuns(t *testing.T) {
 				if c.reason == "" {
 					require.Nil(t, refusal)
 					require.Equal(t, key("abc"), a.id)
+					require.True(t, a.held)
 				} else {
 					require.Zero(t, a)
 					require.Equal(t, c.reason, refusal.Reason)

@@ -3,6 +3,7 @@ package agents
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
@@ -21,8 +23,11 @@ import (
 	"github.com/berth-sandbox/berth/internal/options"
 )
 
-// maxAnswer bounds the bytes that are read of an answer, headers and body together.
-const maxAnswer = 8 << 10
+// maxAnswer bounds the bytes that are read of an answer, headers and body together, and maxSeries those of a series.
+const (
+	maxAnswer = 8 << 10
+	maxSeries = 64 << 10
+)
 
 // ErrDeposed is returned if this process is not certain to hold the lease.
 var ErrDeposed = errors.New("this process may no longer hold the lease")
@@ -141,12 +146,12 @@ type Measurement struct {
 // maxSkew is how far the clock of an agent may be from that of the allocator.
 const maxSkew = time.Hour
 
-// plausible reports whether a sandbox can have measured this at now. What runs in it may have replaced the
-// agent.
-func (m *Measurement) plausible(now time.Time) bool {
+// plausible reports whether a sandbox can have measured this at now, or up to age before. What runs in it may have replaced
+// the agent.
+func (m *Measurement) plausible(now time.Time, age time.Duration) bool {
 	const maxCPUs, maxPct = 1 << 16, 1e4
 	at := time.Unix(m.Unix, 0)
-	return at.After(now.Add(-maxSkew)) && at.Before(now.Add(maxSkew)) &&
+	return at.After(now.Add(-age-maxSkew)) && at.Before(now.Add(maxSkew)) &&
 		m.CPUCount >= 1 && m.CPUCount <= maxCPUs && m.CPUUsedPct >= 0 && m.CPUUsedPct <= maxPct &&
 		min(m.MemTotal, m.MemUsed, m.MemCache, m.DiskTotal, m.DiskUsed) >= 0
 }
@@ -162,13 +167,59 @@ func (c *Caller) Measure(ctx context.Context, s core.Sandbox) (m Measurement, er
 			return fmt.Errorf("the agent answered %d when it was asked what its sandbox uses", code)
 		case json.Unmarshal(body, &m) != nil:
 			return errors.New("the agent's measurement cannot be read")
-		case !m.plausible(time.Now()):
+		case !m.plausible(time.Now(), 0):
 			return errors.New("the agent's measurement is impossible")
 		}
 		return nil
 	})
 	return m, err
 }
+
+// seriesAge is the time for which agents keep measurements.
+const seriesAge = time.Hour
+
+// MeasureOver asks the agent of a sandbox what the sandbox has used in the last hour, the oldest measurement first. An agent of
+// an earlier version says what it uses now.
+func (c *Caller) MeasureOver(ctx context.Context, s core.Sandbox) (all []Measurement, err error) {
+	err = c.call(ctx, at(s), func(l *line) error {
+		l.most = maxSeries
+		code, body, err := l.exchange(http.MethodGet, "/metrics/history", c.o.Key.Secret(s.ID).AgentToken(s.ID), nil)
+		if err == nil && code == http.StatusNotFound {
+			code, body, err = l.exchange(http.MethodGet, "/metrics", c.o.Key.Secret(s.ID).AgentToken(s.ID), nil)
+		}
+		var series struct {
+			Measurement
+			// Points are Unix time, percent of CPU, and bytes of memory, cache and disk.
+			Points [][5]float64 `json:"points"`
+		}
+		switch {
+		case err != nil:
+			return err
+		case code != http.StatusOK:
+			return fmt.Errorf("the agent answered %d when it was asked what its sandbox has used", code)
+		case json.Unmarshal(body, &series) != nil:
+			return errors.New("the agent's measurements cannot be read")
+		}
+		now := series.Measurement
+		for _, p := range series.Points {
+			m := now
+			m.Unix, m.CPUUsedPct, m.MemUsed, m.MemCache, m.DiskUsed = int64(p[0]), p[1], int64(p[2]), int64(p[3]), int64(p[4])
+			all = append(all, m)
+		}
+		all = append(all, now)
+		slices.SortStableFunc(all, func(a, b Measurement) int { return cmp.Compare(a.Unix, b.Unix) })
+		for i := range all {
+			if !all[i].plausible(time.Now(), seriesAge) || len(all) > maxPoints {
+				return errors.New("the agent's measurements are impossible")
+			}
+		}
+		return nil
+	})
+	return all, err
+}
+
+// maxPoints bounds a series.
+const maxPoints = 241
 
 // at is the address of the agent of a sandbox.
 func at(s core.Sandbox) netip.AddrPort { return netip.AddrPortFrom(s.IP, s.Agent.Port) }
@@ -204,6 +255,7 @@ type line struct {
 	conn net.Conn
 	from *bufio.Reader
 	host string
+	most int64 // bytes of an answer; 0: maxAnswer
 }
 
 // meet asks an agent for its key.
@@ -259,7 +311,7 @@ func (l *line) exchange(method, path, token string, body []byte) (code int, answ
 	if err := r.Write(l.conn); err != nil {
 		return 0, nil, fmt.Errorf("write to the agent: %w", err)
 	}
-	limited := &io.LimitedReader{R: l.from, N: maxAnswer}
+	limited := &io.LimitedReader{R: l.from, N: cmp.Or(l.most, maxAnswer)}
 	from := bufio.NewReader(limited)
 	response, err := http.ReadResponse(from, r)
 	if err != nil {

@@ -162,6 +162,48 @@ func TestMeasurementIsAskedForWithTheToken(t *testing.T) {
 	require.ErrorIs(t, err, agents.ErrDeposed)
 }
 
+func TestSeriesOfAnAgentIsCheckedAndOrdered(t *testing.T) {
+	now := time.Now().Unix()
+	answer, old := "", false
+	s := pod(t, func(w http.ResponseWriter, r *http.Request) {
+		require.Equal(t, clusterKey(t).Secret("k3x9").AgentToken("k3x9"), r.Header.Get(sandboxaccess.AgentHeader))
+		if old && r.URL.Path != "/metrics" {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = io.WriteString(w, answer)
+	})
+	with := func(points string) string {
+		return fmt.Sprintf(`{"ts":%d,"cpu_count":2,"cpu_used_pct":50,"mem_total":4,"mem_used":3,"mem_cache":1,"disk_total":9,"disk_used":8%s}`, now, points)
+	}
+	latest := agents.Measurement{Unix: now, CPUCount: 2, CPUUsedPct: 50, MemTotal: 4, MemUsed: 3, MemCache: 1, DiskTotal: 9, DiskUsed: 8}
+	before := latest
+	before.Unix, before.CPUUsedPct, before.MemUsed, before.MemCache, before.DiskUsed = now-3500, 1.5, 2, 0, 7
+	between := before
+	between.Unix = now - 15
+	answer = with(fmt.Sprintf(`,"points":[[%d,1.5,2,0,7],[%d,1.5,2,0,7]]`, now-15, now-3500))
+	all, err := caller(t, always).MeasureOver(t.Context(), s)
+	require.NoError(t, err)
+	require.Equal(t, []agents.Measurement{before, between, latest}, all)
+
+	for _, impossible := range []string{
+		`[[5,1,1,1,1]]`, `[[1e300,1,1,1,1]]`, fmt.Sprintf(`[[%d,-1,1,1,1]]`, now), fmt.Sprintf(`[[%d,1,-1,1,1]]`, now), fmt.Sprintf(`[[%d]]`, now-3*3600),
+		"[" + strings.Repeat(fmt.Sprintf("[%d],", now), 300) + fmt.Sprintf("[%d]]", now),
+	} {
+		answer = with(`,"points":` + impossible)
+		_, err = caller(t, always).MeasureOver(t.Context(), s)
+		require.ErrorContains(t, err, "impossible", impossible)
+	}
+	answer = with(`,"points":"` + strings.Repeat("x", 70<<10) + `"`)
+	_, err = caller(t, always).MeasureOver(t.Context(), s)
+	require.ErrorContains(t, err, "cannot be read")
+
+	answer, old = with(""), true // of an earlier version
+	all, err = caller(t, always).MeasureOver(t.Context(), s)
+	require.NoError(t, err)
+	require.Equal(t, []agents.Measurement{latest}, all)
+}
+
 func TestHangingPodsEndWithTheContext(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)

@@ -3,11 +3,13 @@ package controlserver
 import (
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/internal/options"
@@ -77,13 +80,16 @@ type Options struct {
 	AccessKey *sandboxaccess.Key
 	// Keys open the sandboxes of their teams. Without them no key opens a sandbox.
 	Keys Keys
-	Log  *zap.Logger
+	// Metrics takes the metrics of streams. Optional.
+	Metrics prometheus.Registerer
+	Log     *zap.Logger
 }
 
 // Server serves the control protocol. All methods may be called concurrently.
 type Server struct {
 	controlv1.UnimplementedControlServer
-	o Options
+	o       Options
+	metrics metrics
 
 	mu       sync.Mutex
 	leader   Leader // nil while this replica follows
@@ -115,7 +121,11 @@ func New(o Options) (*Server, error) {
 	if err := options.Require(o, "MaxStale", "LeaderAddress", "Log"); err != nil {
 		return nil, err
 	}
-	return &Server{o: o, streams: map[uint64]*stream{}, stopping: make(chan struct{})}, nil
+	m, err := newMetrics(o.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("controlserver: register metrics: %w", err)
+	}
+	return &Server{o: o, metrics: m, streams: map[uint64]*stream{}, stopping: make(chan struct{})}, nil
 }
 
 // Lead makes this replica serve sessions. It is final: a replica that loses the lease ends its
@@ -150,6 +160,7 @@ func (s *Server) Session(rpc rpcStream) error {
 	var join *controlv1.Join
 	select {
 	case m := <-messages:
+		s.metrics.count(metric.DirectionIn, m)
 		join = m.GetJoin()
 	case err := <-failed:
 		return err
@@ -177,6 +188,7 @@ func (s *Server) Session(rpc rpcStream) error {
 			zap.String("router", router), zap.Duration("maxStale", maxStale), zap.Duration("ofAllocators", s.o.MaxStale))
 	}
 	err := s.serve(rpc, leader, st, router, hash, messages, failed)
+	s.metrics.ended.WithLabelValues(status.Code(err).String()).Inc()
 	s.o.Log.Info("router left", zap.String("router", router), zap.Error(err))
 	return err
 }
@@ -217,6 +229,7 @@ func (s *Server) serve(
 	for {
 		select {
 		case m := <-messages:
+			s.metrics.count(metric.DirectionIn, m)
 			if err := s.submit(leader, st.id, router, gateway, m); err != nil {
 				return err
 			}
@@ -316,6 +329,7 @@ func (s *Server) send(rpc rpcStream, leader Leader, st *stream) error {
 				return errUnsure
 			}
 			m.Journal, m.Position = leader.Journal(), leader.Position()
+			s.metrics.count(metric.DirectionOut, m)
 			if err := rpc.Send(m); err != nil {
 				return err
 			}

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
@@ -295,5 +297,25 @@ func TestBlockedSendHoldsUpNoOtherRouter(t *testing.T) {
 		require.Equal(t, []core.Event{core.SessionPing{Session: testRouter, Stream: n, Nonce: 1}}, w.leader.seen())
 		w.Deliver(7, core.CloseStream{Stream: n})
 		require.Equal(t, []core.Event{core.SessionLeft{Session: testRouter, Stream: n}}, w.leader.seen())
+	})
+}
+
+func TestMessagesAndEndsOfStreamsAreCounted(t *testing.T) {
+	run(t, func(w *world) {
+		stream, n := w.joined()
+		require.NoError(t, stream.Send(ping(1)))
+		require.NoError(t, stream.Send(&controlv1.RouterMessage{}))
+		w.leader.seen()
+		w.Deliver(7, core.SendPong{Stream: n, Nonce: 1})
+		synctest.Wait()
+		w.Deliver(7, core.CloseStream{Stream: n})
+		synctest.Wait()
+		for at, count := range map[[2]string]float64{
+			{metric.DirectionIn, "join"}: 1, {metric.DirectionIn, "ping"}: 1, {metric.DirectionIn, "unknown"}: 1, {metric.DirectionOut, "pong"}: 1,
+		} {
+			require.InDelta(t, count, testutil.ToFloat64(w.metrics.messages.WithLabelValues(at[0], at[1])), 0, at)
+		}
+		require.InDelta(t, 1, testutil.ToFloat64(w.metrics.ended.WithLabelValues("Aborted")), 0)
+		require.Equal(t, 1, testutil.CollectAndCount(w.metrics.ended))
 	})
 }

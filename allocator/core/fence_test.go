@@ -413,3 +413,22 @@ func TestExpiryEndsTheWaitOnlyWhenDurable(t *testing.T) {
 		})
 	}
 }
+
+func TestLoadShowsTheOldestFenceAndWaitingFacts(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{specA(2)}, []Pod{warmPod("a-1"), warmPod("a-2")})
+	s.join("r", 1)
+	first, second := s.claim(), s.claim()
+	if got := s.core.View().Load(); got != (Load{Live: 2}) {
+		t.Errorf("%+v", got)
+	}
+	s.release(first.ID)
+	s.pass(time.Minute)
+	s.slow = true
+	s.step(Release{Scope: everyTeam, ID: second.ID, Reason: fact.ReasonKilled})
+	s.step(Claim{Token: 3, Pool: poolA, Wait: wait})
+	s.step(SessionJoined{Session: "q", Stream: 2})
+	if got := s.core.View().Load(); got != (Load{Live: 1, Fences: 1, OldestFence: time.Minute, Facts: 1}) {
+		t.Errorf("%+v", got)
+	}
+}

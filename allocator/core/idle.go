@@ -76,7 +76,7 @@ func (c *Core) decide(v idle.Verdict) {
 	for _, id := range v.Idle {
 		switch s := c.sandboxes.Get(id); {
 		case !c.cfg.DryRun:
-			c.sandboxes.End(s, sandboxes.Idle, fact.Because(fact.ReasonIdleTimeout))
+			c.sandboxes.EndDue(s, sandboxes.Idle, c.idle.IdleAt(id), fact.Because(fact.ReasonIdleTimeout))
 		case s.Phase == Running:
 			use, _ := c.idle.Use(id)
 			c.Emit(WouldReap{Sandbox: s.Sandbox, Idle: c.Now.Boot - use.At})

@@ -31,9 +31,13 @@ func TestEarliestEndReleasesTheSandbox(t *testing.T) {
 			}
 			s.pass(c.after - time.Millisecond)
 			none[SandboxReleased](s)
+			s.slow = true
 			s.pass(time.Millisecond)
-			if r := one[SandboxReleased](s); r.Sandbox.Reason != c.want {
-				t.Errorf("released for %s", r.Sandbox.Reason)
+			none[SandboxReleased](s)
+			s.pass(3 * time.Second)
+			s.written()
+			if r := one[SandboxReleased](s); r.Sandbox.Reason != c.want || r.Late != 3*time.Second {
+				t.Errorf("released for %s, %v late", r.Sandbox.Reason, r.Late)
 			}
 		})
 	}

@@ -136,7 +136,7 @@ func TestSandboxAtContestedAddressIsReleased(t *testing.T) {
 	s.join("r", 1)
 	sb := s.claim()
 	s.step(PodSeen{another()})
-	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != fact.ReasonAddressShared {
+	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != fact.ReasonAddressShared || r.Late != 0 {
 		t.Errorf("released %+v", r)
 	}
 	one[SendRelease](s)

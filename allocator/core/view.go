@@ -194,5 +194,27 @@ func (v View) CountLive() (n int) {
 	return n
 }
 
+// Load is how much there is to do.
+type Load struct {
+	// Live sandboxes start or run.
+	Live int
+	// Fences are not complete. OldestFence is the time since the first of them began.
+	Fences      int
+	OldestFence time.Duration
+	// Facts wait for the write to the journal that is under way.
+	Facts int
+}
+
+// Load returns the load.
+func (v View) Load() Load {
+	l := Load{Live: v.CountLive(), Fences: v.c.fences.Len(), Facts: v.c.outbox.Len()}
+	for id := range v.c.fences.UnderWay() {
+		began, _, _ := v.c.fences.Began(id)
+		l.OldestFence = v.c.Now.Boot - began
+		break
+	}
+	return l
+}
+
 // Running returns all sandboxes whose routes routers may receive, in no order.
 func (v View) Running() []Sandbox { return v.c.sandboxes.Routable() }

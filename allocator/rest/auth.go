@@ -88,7 +88,7 @@ const (
 func (a *api) authenticated(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		caller := access.Caller{Role: access.Admin}
-		if r.URL.Path == healthPath {
+		if isHealthPath(r.URL.Path) {
 			caller = access.Caller{}
 		} else if a.Keys != nil {
 			var err *apierror.Error
@@ -102,7 +102,7 @@ func (a *api) authenticated(mux *http.ServeMux) http.Handler {
 				return
 			}
 			if err = a.rates.take(caller.Key); err != nil {
-				a.OnRateLimited()
+				a.counts.rateLimited.Inc()
 				refuse(w, r, err)
 				return
 			}

@@ -123,6 +123,19 @@ func TestMetricsAreThoseOfThePod(t *testing.T) {
 	require.JSONEq(t, `[{"timestamp":"2030-01-01T12:00:00Z","timestampUnix":1893499200,"cpuCount":4,"cpuUsedPct":25,`+
 		`"memUsed":1,"memTotal":2,"memCache":3,"diskUsed":5,"diskTotal":6}]`,
 		call(handler(t, f), "GET", "/sandboxes/aa1/metrics", "").Body.String(), "an agent has measured it")
+	for i := range 3 { // which kept these
+		f.series = append(f.series, inspect.Usage{At: noon.Add(time.Duration(15*i-45) * time.Second), CPUs: 1})
+	}
+	times := func(query string) (all []int64) {
+		var list []struct{ TimestampUnix int64 }
+		require.NoError(t, json.Unmarshal(call(handler(t, f), "GET", "/sandboxes/aa1/metrics"+query, "").Body.Bytes(), &list))
+		for _, m := range list {
+			all = append(all, m.TimestampUnix-noon.Unix())
+		}
+		return all
+	}
+	require.Equal(t, []int64{-45, -30, -15, 0}, times(""))
+	require.Equal(t, []int64{-30, -15}, times(fmt.Sprintf("?start=%d&end=%d", noon.Unix()-30, noon.Unix()-15)), "the ends belong to it")
 	f.usageErr = inspect.ErrNoMetrics
 	require.Contains(t, refusal(t, call(handler(t, f), "GET", "/sandboxes/aa1/metrics", ""), 501, apierror.NotImplemented).Message, "metrics-server")
 }
@@ -167,7 +180,8 @@ func TestHealthNeedsNoKeyAndNamesTheVersion(t *testing.T) {
 	h := handlerWithKeys(t, &fake{}, keysIn(map[string]string{"team": keyOne}))
 	w := call(h, "GET", "/health", "")
 	require.Equal(t, 200, w.Code, w.Body)
-	require.Contains(t, w.Body.String(), `"status":"ok"`)
+	require.Contains(t, w.Body.String(), `"status":"ok","message":"ok"`)
+	require.Equal(t, 200, call(h, "GET", "/dashboard/health", "").Code, "of E2B's dashboard")
 	refusal(t, call(h, "GET", "/v1/pools", ""), 401, apierror.Unauthorized)
 	refusal(t, call(handler(t, &fake{followers: true}), "GET", "/health", ""), 503, apierror.NotLeader)
 }

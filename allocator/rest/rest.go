@@ -2,11 +2,13 @@ package rest
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httputil"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/eventlog"
 	"github.com/berth-sandbox/berth/allocator/events"
+	"github.com/berth-sandbox/berth/allocator/history"
 	"github.com/berth-sandbox/berth/allocator/inspect"
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -53,6 +56,8 @@ type Allocator interface {
 	Events() (*events.Ring, error)
 	// EventLog returns the log of events across leaders, as this term writes it.
 	EventLog() (*eventlog.Log, error)
+	// History returns what happened in this term.
+	History() (*history.Ring, error)
 	// Webhooks returns the webhooks of this term.
 	Webhooks() (*webhooks.Manager, error)
 	// ClaimWait returns how long a claim waits for a pod if it does not say.
@@ -98,6 +103,9 @@ type Allocator interface {
 	// what sandboxes use, by their IDs; the error may be inspect.ErrNoMetrics.
 	Logs(ctx context.Context, key core.PodKey, o inspect.LogOptions) (io.ReadCloser, error)
 	Usage(ctx context.Context, sandboxes []core.Sandbox) (map[string]inspect.Usage, error)
+	// UsageOver returns what a sandbox has used in the last hour, as far as that is known, the oldest first. The error may be
+	// inspect.ErrNoMetrics.
+	UsageOver(ctx context.Context, s core.Sandbox) ([]inspect.Usage, error)
 	// Fences and Sessions return at most `most` entries and the number of omitted ones.
 	Fences(ctx context.Context, most int) ([]core.FenceStatus, int, error)
 	Sessions(ctx context.Context, most int) ([]core.SessionStatus, int, error)
@@ -170,11 +178,11 @@ type Options struct {
 	ClaimQueue int
 	// ReapDryRun is shown in answers: idle sandboxes are not released. Optional.
 	ReapDryRun bool
-	// KeyRate bounds the calls of each key. Optional: the zero Limit is none. OnRateLimited is called for each call
-	// that it refuses; required with KeyRate.
-	KeyRate       rate.Limit
-	OnRateLimited func()
-	Log           *zap.Logger
+	// KeyRate bounds the calls of each key. Optional: the zero Limit is none.
+	KeyRate rate.Limit
+	// Metrics takes the metrics of calls. Optional.
+	Metrics prometheus.Registerer
+	Log     *zap.Logger
 }
 
 type api struct {
@@ -184,6 +192,7 @@ type api struct {
 	claims, others, slow, streams *class
 	answers                       *budget
 	rates                         *keyRates
+	counts                        *metrics
 	audit                         audit
 	operations                    map[string]string // IDs by the mux's pattern
 }
@@ -196,7 +205,7 @@ func New(o Options) (http.Handler, error) {
 	trail := newAudit(o.Log.Named("audit"))
 	o.Log = o.Log.Named("api")
 	a := &api{
-		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, operations: map[string]string{},
+		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, counts: newMetrics(), operations: map[string]string{},
 		claims: newClass(claimSlots(o.ClaimQueue), MaxWait+answerWait), others: newClass(inFlight, answerWait),
 		slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
 	}
@@ -210,5 +219,10 @@ func New(o Options) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.bounded(a.knownHost(a.home(a.origins(a.authenticated(mux))))), nil
+	if o.Metrics != nil {
+		if err := a.register(o.Metrics); err != nil {
+			return nil, fmt.Errorf("rest: register metrics: %w", err)
+		}
+	}
+	return a.counted(mux, a.bounded(a.knownHost(a.home(a.origins(a.authenticated(mux)))))), nil
 }

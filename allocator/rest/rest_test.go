@@ -27,6 +27,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/eventlog"
 	"github.com/berth-sandbox/berth/allocator/events"
+	"github.com/berth-sandbox/berth/allocator/history"
 	"github.com/berth-sandbox/berth/allocator/inspect"
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -66,6 +67,7 @@ type fake struct {
 	counts     map[string]core.Counts
 	routes     map[string]core.RouteStatus
 	events     *events.Ring
+	history    *history.Ring
 	eventLog   *eventlog.Log
 	webhooks   *webhooks.Manager
 	serving    context.Context // nil: it serves on
@@ -76,6 +78,7 @@ type fake struct {
 	logOptions inspect.LogOptions
 	logErr     error
 	usage      map[string]inspect.Usage
+	series     []inspect.Usage // before usage
 	usageErr   error
 	measured   []string
 
@@ -265,6 +268,15 @@ func (f *fake) Usage(ctx context.Context, sandboxes []core.Sandbox) (map[string]
 	return f.usage, errors.Join(f.usageErr, f.wait(ctx))
 }
 
+func (f *fake) UsageOver(ctx context.Context, s core.Sandbox) ([]inspect.Usage, error) {
+	f.measured = []string{s.ID}
+	all := slices.Clone(f.series)
+	if u, ok := f.usage[s.ID]; ok {
+		all = append(all, u)
+	}
+	return all, errors.Join(f.usageErr, f.wait(ctx))
+}
+
 func (f *fake) Serving() context.Context {
 	if f.serving == nil {
 		return context.Background()
@@ -275,6 +287,8 @@ func (f *fake) Serving() context.Context {
 func (f *fake) Events() (*events.Ring, error) { return f.events, f.err }
 
 func (f *fake) EventLog() (*eventlog.Log, error) { return f.eventLog, f.err }
+
+func (f *fake) History() (*history.Ring, error) { return f.history, f.err }
 
 func (f *fake) Webhooks() (*webhooks.Manager, error) { return f.webhooks, f.err }
 

@@ -57,7 +57,7 @@ func (a *api) actions() map[string]action {
 		"explainRoute":          {class: a.others, f: a.explainRoute},
 		"keepAlive":             {class: a.others, f: a.keepAlive, again: true},
 		"makeLink":              {class: a.others, f: a.makeLink, again: true},
-		"streamEvents":          {stream: a.sendEvents},
+		streamOperation:         {stream: a.sendEvents},
 		"listEvents":            {class: a.others, f: a.listEvents},
 		"listEventsOfSandbox":   {class: a.others, f: a.listEvents},
 		"listWebhooks":          {class: a.others, f: a.listWebhooks},
@@ -67,10 +67,22 @@ func (a *api) actions() map[string]action {
 		"deleteWebhook":         {class: a.slow, f: a.deleteWebhook},
 		"listDeliveries":        {class: a.others, f: a.listDeliveries},
 		"lastActive":            {class: a.others, f: a.lastActive},
+		"getHistory":            {class: a.others, f: a.history},
 		"listFences":            {class: a.others, f: a.fences},
 		"listSessions":          {class: a.others, f: a.sessions},
 		"declareDead":           {class: a.others, f: a.declareDead},
 		"health":                {open: a.health},
+
+		"listDashboardTemplates": {class: a.others, f: a.dashboardTemplates},
+		"getDashboardTemplate":   {class: a.others, f: a.dashboardTemplate},
+		"listDefaultTemplates":   {class: a.others, f: answering(map[string]any{"templates": none})},
+		"listTagGroups":          {class: a.others, f: a.ofPool(answering(map[string]any{"tags": none, "nextCursor": nil}))},
+		"countTags":              {class: a.others, f: a.ofPool(answering(map[string]any{"total": 0}))},
+		"tagExists":              {class: a.others, f: a.ofPool(tagExists)},
+		"listTagAssignments":     {class: a.others, f: a.ofPool(answering(map[string]any{"data": none, "nextCursor": nil}))},
+		"listBuilds":             {class: a.others, f: answering(map[string]any{"data": none, "nextCursor": nil})},
+		"listBuildStatuses":      {class: a.others, f: answering(map[string]any{"buildStatuses": none})},
+		"getBuild":               {class: a.others, f: noBuild},
 	}
 }
 
@@ -123,10 +135,11 @@ func (a *api) routes(document *openapi.Document) (*http.ServeMux, error) {
 	return mux, nil
 }
 
-// healthPath is that of the operation health, which needs no key, for load balancers.
-const healthPath = "/health"
+// isHealthPath reports whether a path is of the operation health, which needs no key, for load balancers.
+func isHealthPath(path string) bool { return path == "/health" || path == "/dashboard/health" }
 
-// health answers 200 while this replica leads or knows the leader, and says which version it is. It is never held.
+// health answers 200 while this replica leads or knows the leader, and says which version it is. It is never held. E2B's
+// dashboard reads the message.
 func (a *api) health(w http.ResponseWriter, r *http.Request) {
 	if a.Allocator.Serving().Err() != nil {
 		answer(w, r, apierror.New(apierror.NotLeader, "this replica is shutting down; try again"))
@@ -137,7 +150,7 @@ func (a *api) health(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Cache-Control", "no-store")
-	constant("application/json", []byte(`{"status":"ok","version":"`+version.Number+`"}`))(w, r)
+	constant("application/json", []byte(`{"status":"ok","message":"ok","version":"`+version.Number+`"}`))(w, r)
 }
 
 // refusing answers every request with an error.

@@ -77,13 +77,21 @@ func newClass(slots int, wait time.Duration) *class {
 // budget is a number of slots or bytes that may be in use at one time. The calls of one team never use all
 // of it, so they block no call of another team. It may be used concurrently.
 type budget struct {
+	size int
 	most int // what one team can use; 0: what teamShare leaves it
 	mu   sync.Mutex
 	left int            // below 0: it is overdrawn
 	used map[string]int // by team, what is not 0
 }
 
-func newBudget(n int) *budget { return &budget{left: n, used: map[string]int{}} }
+func newBudget(n int) *budget { return &budget{size: n, left: n, used: map[string]int{}} }
+
+// inUse is what all teams use.
+func (b *budget) inUse() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.size - b.left
+}
 
 // take reports whether a team gets n. It gets them if it uses at most teamShare then for each one that is left
 // then. The team must give them back.

@@ -30,19 +30,23 @@ func limitOf(pool *v1alpha1.SandboxPool, name corev1.ResourceName) (all float64)
 	return all
 }
 
+func toTemplate(pool *v1alpha1.SandboxPool) openapi.Template {
+	shown := openapi.Template{
+		TemplateID: pool.Name, BuildID: string(pool.UID), Aliases: []string{pool.Name}, Names: []string{pool.Name},
+		CreatedAt: pool.CreationTimestamp.UTC(), UpdatedAt: pool.CreationTimestamp.UTC(), BuildCount: 1,
+		EnvdVersion: agentVersionOf(pool), BuildStatus: openapi.TemplateBuildStatusReady,
+	}
+	shown.CPUCount, shown.MemoryMB, shown.DiskSizeMB = resourcesOf(pool)
+	if pool.Status.TemplateRefused() {
+		shown.BuildStatus = openapi.TemplateBuildStatusError
+	}
+	return shown
+}
+
 func (a *api) listTemplates(w *reply, _ *http.Request) error {
 	all := []openapi.Template{}
 	for _, pool := range a.Allocator.Pools() {
-		shown := openapi.Template{
-			TemplateID: pool.Name, BuildID: string(pool.UID), Aliases: []string{pool.Name}, Names: []string{pool.Name},
-			CreatedAt: pool.CreationTimestamp.UTC(), UpdatedAt: pool.CreationTimestamp.UTC(), BuildCount: 1,
-			EnvdVersion: agentVersionOf(pool), BuildStatus: openapi.TemplateBuildStatusReady,
-		}
-		shown.CPUCount, shown.MemoryMB, shown.DiskSizeMB = resourcesOf(pool)
-		if pool.Status.TemplateRefused() {
-			shown.BuildStatus = openapi.TemplateBuildStatusError
-		}
-		all = append(all, shown)
+		all = append(all, toTemplate(pool))
 	}
 	return writeJSON(w, http.StatusOK, all)
 }

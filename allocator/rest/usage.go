@@ -25,7 +25,7 @@ func unmeasured(err error) error {
 	return err
 }
 
-// metrics answers with the latest measurement of a sandbox.
+// metrics answers with the measurements of a sandbox in the last hour.
 func (a *api) metrics(w *reply, r *http.Request) error {
 	from, to, err := span(r)
 	if err != nil {
@@ -35,13 +35,15 @@ func (a *api) metrics(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	all, err := a.Allocator.Usage(r.Context(), []core.Sandbox{s})
+	all, err := a.Allocator.UsageOver(r.Context(), s)
 	if err != nil {
 		return unmeasured(err)
 	}
 	shown := []openapi.SandboxMetric{}
-	if u, ok := all[s.ID]; ok && !u.At.Before(from) && !u.At.After(to) {
-		shown = append(shown, a.toMetric(s, u))
+	for _, u := range all {
+		if !u.At.Before(from) && !u.At.After(to) {
+			shown = append(shown, a.toMetric(s, u))
+		}
 	}
 	return writeJSON(w, http.StatusOK, shown)
 }

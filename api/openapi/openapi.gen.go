@@ -443,6 +443,60 @@ func (e Order) Valid() bool {
 	}
 }
 
+// Defines values for ListDashboardTemplatesParamsSort.
+const (
+	CreatedAtAsc  ListDashboardTemplatesParamsSort = "created_at_asc"
+	CreatedAtDesc ListDashboardTemplatesParamsSort = "created_at_desc"
+	UpdatedAtAsc  ListDashboardTemplatesParamsSort = "updated_at_asc"
+	UpdatedAtDesc ListDashboardTemplatesParamsSort = "updated_at_desc"
+)
+
+// Valid indicates whether the value is a known member of the ListDashboardTemplatesParamsSort enum.
+func (e ListDashboardTemplatesParamsSort) Valid() bool {
+	switch e {
+	case CreatedAtAsc:
+		return true
+	case CreatedAtDesc:
+		return true
+	case UpdatedAtAsc:
+		return true
+	case UpdatedAtDesc:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for CountTags200JSONResponseBodyTotal.
+const (
+	N0 CountTags200JSONResponseBodyTotal = 0
+)
+
+// Valid indicates whether the value is a known member of the CountTags200JSONResponseBodyTotal enum.
+func (e CountTags200JSONResponseBodyTotal) Valid() bool {
+	switch e {
+	case N0:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for TagExists200JSONResponseBodyExists.
+const (
+	False TagExists200JSONResponseBodyExists = false
+)
+
+// Valid indicates whether the value is a known member of the TagExists200JSONResponseBodyExists enum.
+func (e TagExists200JSONResponseBodyExists) Valid() bool {
+	switch e {
+	case False:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ListSandboxesParamsState.
 const (
 	ListSandboxesParamsStatePaused  ListSandboxesParamsState = "paused"
@@ -698,6 +752,46 @@ type ContainerDiagnostics struct {
 // ContainerDiagnosticsState defines model for ContainerDiagnostics.State.
 type ContainerDiagnosticsState string
 
+// DashboardTemplate defines model for DashboardTemplate.
+type DashboardTemplate struct {
+	Aliases []string `json:"aliases"`
+
+	// BuildCount Always 1.
+	BuildCount int `json:"buildCount"`
+
+	// BuildID Identifies the pod template.
+	BuildID     string    `json:"buildID"`
+	CPUCount    int       `json:"cpuCount"`
+	CreatedAt   time.Time `json:"createdAt"`
+	CreatedBy   any       `json:"createdBy"`
+	DiskSizeMB  int       `json:"diskSizeMB"`
+	EnvdVersion string    `json:"envdVersion"`
+
+	// IsDefault Always false.
+	IsDefault     bool     `json:"isDefault"`
+	LastSpawnedAt any      `json:"lastSpawnedAt"`
+	MemoryMB      int      `json:"memoryMB"`
+	Names         []string `json:"names"`
+
+	// Public Always false.
+	Public bool `json:"public"`
+
+	// SpawnCount Always 0.
+	SpawnCount int    `json:"spawnCount"`
+	TemplateID string `json:"templateID"`
+
+	// UpdatedAt The same as createdAt.
+	UpdatedAt time.Time `json:"updatedAt"`
+}
+
+// DashboardTemplates defines model for DashboardTemplates.
+type DashboardTemplates struct {
+	Data []DashboardTemplate `json:"data"`
+
+	// NextCursor The cursor of the next page. null if there is none.
+	NextCursor *string `json:"nextCursor"`
+}
+
 // DeadDeclared defines model for DeadDeclared.
 type DeadDeclared struct {
 	// Fences How many fences waited for it.
@@ -759,12 +853,66 @@ type Fences struct {
 
 // Health defines model for Health.
 type Health struct {
+	// Message Always ok.
+	Message string       `json:"message"`
 	Status  HealthStatus `json:"status"`
 	Version string       `json:"version"`
 }
 
 // HealthStatus defines model for Health.Status.
 type HealthStatus string
+
+// History defines model for History.
+type History struct {
+	// ClaimP50Seconds The median of the time from a claim to its sandbox, with the wait for a pod.
+	ClaimP50Seconds []*float64 `json:"claimP50Seconds"`
+
+	// ClaimP99Seconds The same for 99 of 100 claims.
+	ClaimP99Seconds []*float64 `json:"claimP99Seconds"`
+
+	// ClaimsClaimed Claims answered with a sandbox. A batch is one.
+	ClaimsClaimed []*int `json:"claimsClaimed"`
+
+	// ClaimsFailed Claims answered with a status of 500 or more.
+	ClaimsFailed []*int `json:"claimsFailed"`
+
+	// ClaimsRefused Claims answered with a status below 500 and without a sandbox.
+	ClaimsRefused []*int `json:"claimsRefused"`
+
+	// Live Live sandboxes at the end of the step.
+	Live []*int `json:"live"`
+
+	// PodFailures Idle pods that failed.
+	PodFailures []*int `json:"podFailures"`
+
+	// PoolRefused Claims refused because the pool had no pod in time or too many waited.
+	PoolRefused []*int `json:"poolRefused"`
+
+	// PoolWaited Claims that got a sandbox and waited for a pod.
+	PoolWaited []*int `json:"poolWaited"`
+
+	// PoolWarm Claims that got pods that were warm.
+	PoolWarm []*int `json:"poolWarm"`
+
+	// ReleaseAcknowledgedP99Seconds The time in which all routers acknowledged 99 of 100 releases.
+	ReleaseAcknowledgedP99Seconds []*float64 `json:"releaseAcknowledgedP99Seconds"`
+
+	// ReleasesCalled Sandboxes released by a call.
+	ReleasesCalled []*int `json:"releasesCalled"`
+
+	// ReleasesIdle Sandboxes released after their idle timeout.
+	ReleasesIdle []*int `json:"releasesIdle"`
+
+	// ReleasesOther Sandboxes released for other reasons.
+	ReleasesOther []*int `json:"releasesOther"`
+
+	// Since When this leader began to count.
+	Since       time.Time `json:"since"`
+	StepSeconds int       `json:"stepSeconds"`
+
+	// Until The end of the last step.
+	Until time.Time `json:"until"`
+}
 
 // KeyOfTeam defines model for KeyOfTeam.
 type KeyOfTeam struct {
@@ -1720,6 +1868,75 @@ type Order string
 // SandboxID defines model for sandboxID.
 type SandboxID = string
 
+// ListBuildsParams defines parameters for ListBuilds.
+type ListBuildsParams struct {
+	BuildIDOrTemplate *string  `form:"build_id_or_template,omitempty" json:"build_id_or_template,omitempty"`
+	Statuses          []string `form:"statuses,omitempty" json:"statuses,omitempty"`
+	CPUCount          *int     `form:"cpuCount,omitempty" json:"cpuCount,omitempty"`
+	MemoryMB          *int     `form:"memoryMB,omitempty" json:"memoryMB,omitempty"`
+
+	// Limit Entries of a page.
+	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`
+
+	// Cursor The nextCursor of the page before.
+	Cursor *string `form:"cursor,omitempty" json:"cursor,omitempty"`
+}
+
+// ListBuildStatusesParams defines parameters for ListBuildStatuses.
+type ListBuildStatusesParams struct {
+	BuildIds []string `form:"build_ids" json:"build_ids"`
+}
+
+// ListDashboardTemplatesParams defines parameters for ListDashboardTemplates.
+type ListDashboardTemplatesParams struct {
+	// Public true: none, because pools are not public.
+	Public *bool `form:"public,omitempty" json:"public,omitempty"`
+
+	// Search A part of the name.
+	Search *string `form:"search,omitempty" json:"search,omitempty"`
+
+	// Sort Both times are that of the creation.
+	Sort *ListDashboardTemplatesParamsSort `form:"sort,omitempty" json:"sort,omitempty"`
+
+	// Limit Entries of a page.
+	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`
+
+	// Cursor The nextCursor of the page before.
+	Cursor *string `form:"cursor,omitempty" json:"cursor,omitempty"`
+}
+
+// ListDashboardTemplatesParamsSort defines parameters for ListDashboardTemplates.
+type ListDashboardTemplatesParamsSort string
+
+// CountTags200JSONResponseBodyTotal defines parameters for CountTags.
+type CountTags200JSONResponseBodyTotal int
+
+// TagExistsParams defines parameters for TagExists.
+type TagExistsParams struct {
+	Tag string `form:"tag" json:"tag"`
+}
+
+// TagExists200JSONResponseBodyExists defines parameters for TagExists.
+type TagExists200JSONResponseBodyExists bool
+
+// ListTagGroupsParams defines parameters for ListTagGroups.
+type ListTagGroupsParams struct {
+	AssignmentLimit *int    `form:"assignmentLimit,omitempty" json:"assignmentLimit,omitempty"`
+	TagsLimit       *int    `form:"tagsLimit,omitempty" json:"tagsLimit,omitempty"`
+	TagsCursor      *string `form:"tagsCursor,omitempty" json:"tagsCursor,omitempty"`
+	Search          *string `form:"search,omitempty" json:"search,omitempty"`
+	Sort            *string `form:"sort,omitempty" json:"sort,omitempty"`
+}
+
+// ListTagAssignmentsParams defines parameters for ListTagAssignments.
+type ListTagAssignmentsParams struct {
+	// Limit Entries of a page.
+	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`
+
+	// Cursor The nextCursor of the page before.
+	Cursor *string `form:"cursor,omitempty" json:"cursor,omitempty"`
+}
+
 // ListEventsParams defines parameters for ListEvents.
 type ListEventsParams struct {
 	// Offset Events to pass over.
@@ -1849,6 +2066,12 @@ type ResumeSandboxJSONBody struct {
 type SetTimeoutJSONBody struct {
 	// Timeout Seconds. DELETE releases a sandbox at once.
 	Timeout int64 `json:"timeout"`
+}
+
+// ListTemplatesParams defines parameters for ListTemplates.
+type ListTemplatesParams struct {
+	// TeamID Without meaning: every team has all pools.
+	TeamID *string `form:"teamID,omitempty" json:"teamID,omitempty"`
 }
 
 // ClaimBatchParams defines parameters for ClaimBatch.
@@ -2095,6 +2318,56 @@ func WithRequestEditorFn(fn RequestEditorFn) ClientOption {
 // The interface specification for the client above.
 type ClientInterface interface {
 
+	// ListBuilds List builds. There are none.
+	//
+	// Corresponds with GET /dashboard/builds (the `ListBuilds` operationId).
+	ListBuilds(ctx context.Context, params *ListBuildsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListBuildStatuses List the states of builds. There are none.
+	//
+	// Corresponds with GET /dashboard/builds/statuses (the `ListBuildStatuses` operationId).
+	ListBuildStatuses(ctx context.Context, params *ListBuildStatusesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetBuild Show a build. There are none.
+	//
+	// Corresponds with GET /dashboard/builds/{buildID} (the `GetBuild` operationId).
+	GetBuild(ctx context.Context, buildID string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListDashboardTemplates List the pools in pages.
+	//
+	// Corresponds with GET /dashboard/templates (the `ListDashboardTemplates` operationId).
+	ListDashboardTemplates(ctx context.Context, params *ListDashboardTemplatesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListDefaultTemplates List the templates of all teams. There are none.
+	//
+	// Corresponds with GET /dashboard/templates/defaults (the `ListDefaultTemplates` operationId).
+	ListDefaultTemplates(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetDashboardTemplate Show a pool.
+	//
+	// Corresponds with GET /dashboard/templates/{templateID} (the `GetDashboardTemplate` operationId).
+	GetDashboardTemplate(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CountTags Count the tags of a pool. There are none.
+	//
+	// Corresponds with GET /dashboard/templates/{templateID}/tags/count (the `CountTags` operationId).
+	CountTags(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// TagExists Say whether a pool has a tag. It has none.
+	//
+	// Corresponds with GET /dashboard/templates/{templateID}/tags/exists (the `TagExists` operationId).
+	TagExists(ctx context.Context, templateID string, params *TagExistsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListTagGroups List the tags of a pool. There are none.
+	//
+	// Corresponds with GET /dashboard/templates/{templateID}/tags/groups (the `ListTagGroups` operationId).
+	ListTagGroups(ctx context.Context, templateID string, params *ListTagGroupsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListTagAssignments List the builds of a tag. There are none.
+	//
+	// Corresponds with GET /dashboard/templates/{templateID}/tags/{tag}/assignments (the `ListTagAssignments` operationId).
+	ListTagAssignments(ctx context.Context, templateID string, tag string, params *ListTagAssignmentsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ListEvents List what happened to sandboxes, across leaders.
 	//
 	// The log has every event of the last 7 days, unless 100,000 or 16 MiB of later ones have taken its place. It has an event a second or
@@ -2247,7 +2520,8 @@ type ClientInterface interface {
 
 	// GetSandboxMetrics Say what a sandbox uses.
 	//
-	// What the agent of the sandbox measures now. Without an agent the latest measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
+	// What the agent of the sandbox has measured every 15 s in the last hour, since the claim, and now. Without an agent the latest
+	// measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
 	//
 	// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 	GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -2310,7 +2584,7 @@ type ClientInterface interface {
 	// ListTemplates List the pools.
 	//
 	// Corresponds with GET /templates (the `ListTemplates` operationId).
-	ListTemplates(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+	ListTemplates(ctx context.Context, params *ListTemplatesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetTemplateByAlias Check that there is a pool.
 	//
@@ -2363,6 +2637,14 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /v1/fences (the `ListFences` operationId).
 	ListFences(ctx context.Context, params *ListFencesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetHistory Say what happened in the last hour, in steps of 10 s.
+	//
+	// The leader counts since it leads, at most an hour, for the whole installation. Before since nothing is known. The lists
+	// have one value for each step, the oldest first. The last step ended at until. null: nothing was measured.
+	//
+	// Corresponds with GET /v1/history (the `GetHistory` operationId).
+	GetHistory(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// LastActive List the latest activity of live sandboxes, the oldest sandbox first.
 	//
@@ -2499,6 +2781,156 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /v2/sandboxes/{sandboxID}/logs (the `GetSandboxLogsV2` operationId).
 	GetSandboxLogsV2(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsV2Params, reqEditors ...RequestEditorFn) (*http.Response, error)
+}
+
+// ListBuilds List builds. There are none.
+//
+// Corresponds with GET /dashboard/builds (the `ListBuilds` operationId).
+func (c *Client) ListBuilds(ctx context.Context, params *ListBuildsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListBuildsRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListBuildStatuses List the states of builds. There are none.
+//
+// Corresponds with GET /dashboard/builds/statuses (the `ListBuildStatuses` operationId).
+func (c *Client) ListBuildStatuses(ctx context.Context, params *ListBuildStatusesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListBuildStatusesRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetBuild Show a build. There are none.
+//
+// Corresponds with GET /dashboard/builds/{buildID} (the `GetBuild` operationId).
+func (c *Client) GetBuild(ctx context.Context, buildID string, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetBuildRequest(c.Server, buildID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListDashboardTemplates List the pools in pages.
+//
+// Corresponds with GET /dashboard/templates (the `ListDashboardTemplates` operationId).
+func (c *Client) ListDashboardTemplates(ctx context.Context, params *ListDashboardTemplatesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListDashboardTemplatesRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListDefaultTemplates List the templates of all teams. There are none.
+//
+// Corresponds with GET /dashboard/templates/defaults (the `ListDefaultTemplates` operationId).
+func (c *Client) ListDefaultTemplates(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListDefaultTemplatesRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetDashboardTemplate Show a pool.
+//
+// Corresponds with GET /dashboard/templates/{templateID} (the `GetDashboardTemplate` operationId).
+func (c *Client) GetDashboardTemplate(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetDashboardTemplateRequest(c.Server, templateID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CountTags Count the tags of a pool. There are none.
+//
+// Corresponds with GET /dashboard/templates/{templateID}/tags/count (the `CountTags` operationId).
+func (c *Client) CountTags(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCountTagsRequest(c.Server, templateID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// TagExists Say whether a pool has a tag. It has none.
+//
+// Corresponds with GET /dashboard/templates/{templateID}/tags/exists (the `TagExists` operationId).
+func (c *Client) TagExists(ctx context.Context, templateID string, params *TagExistsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewTagExistsRequest(c.Server, templateID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListTagGroups List the tags of a pool. There are none.
+//
+// Corresponds with GET /dashboard/templates/{templateID}/tags/groups (the `ListTagGroups` operationId).
+func (c *Client) ListTagGroups(ctx context.Context, templateID string, params *ListTagGroupsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListTagGroupsRequest(c.Server, templateID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListTagAssignments List the builds of a tag. There are none.
+//
+// Corresponds with GET /dashboard/templates/{templateID}/tags/{tag}/assignments (the `ListTagAssignments` operationId).
+func (c *Client) ListTagAssignments(ctx context.Context, templateID string, tag string, params *ListTagAssignmentsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListTagAssignmentsRequest(c.Server, templateID, tag, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
 }
 
 // ListEvents List what happened to sandboxes, across leaders.
@@ -2853,7 +3285,8 @@ func (c *Client) GetSandboxLogs(ctx context.Context, sandboxID SandboxID, params
 
 // GetSandboxMetrics Say what a sandbox uses.
 //
-// What the agent of the sandbox measures now. Without an agent the latest measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
+// What the agent of the sandbox has measured every 15 s in the last hour, since the claim, and now. Without an agent the latest
+// measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
 //
 // Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 func (c *Client) GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -2996,8 +3429,8 @@ func (c *Client) ListTeams(ctx context.Context, reqEditors ...RequestEditorFn) (
 // ListTemplates List the pools.
 //
 // Corresponds with GET /templates (the `ListTemplates` operationId).
-func (c *Client) ListTemplates(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewListTemplatesRequest(c.Server)
+func (c *Client) ListTemplates(ctx context.Context, params *ListTemplatesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListTemplatesRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -3110,6 +3543,24 @@ func (c *Client) StreamEvents(ctx context.Context, params *StreamEventsParams, r
 // Corresponds with GET /v1/fences (the `ListFences` operationId).
 func (c *Client) ListFences(ctx context.Context, params *ListFencesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewListFencesRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetHistory Say what happened in the last hour, in steps of 10 s.
+//
+// The leader counts since it leads, at most an hour, for the whole installation. Before since nothing is known. The lists
+// have one value for each step, the oldest first. The last step ended at until. null: nothing was measured.
+//
+// Corresponds with GET /v1/history (the `GetHistory` operationId).
+func (c *Client) GetHistory(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetHistoryRequest(c.Server)
 	if err != nil {
 		return nil, err
 	}
@@ -3444,6 +3895,651 @@ func (c *Client) GetSandboxLogsV2(ctx context.Context, sandboxID SandboxID, para
 		return nil, err
 	}
 	return c.Client.Do(req)
+}
+
+// NewListBuildsRequest constructs an http.Request for the ListBuilds method
+func NewListBuildsRequest(server string, params *ListBuildsParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/dashboard/builds")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.BuildIDOrTemplate != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "build_id_or_template", *params.BuildIDOrTemplate, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Statuses != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", false, "statuses", params.Statuses, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "array", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.CPUCount != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cpuCount", *params.CPUCount, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.MemoryMB != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "memoryMB", *params.MemoryMB, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Limit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Cursor != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", *params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListBuildStatusesRequest constructs an http.Request for the ListBuildStatuses method
+func NewListBuildStatusesRequest(server string, params *ListBuildStatusesParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/dashboard/builds/statuses")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.BuildIds != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", false, "build_ids", params.BuildIds, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "array", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetBuildRequest constructs an http.Request for the GetBuild method
+func NewGetBuildRequest(server string, buildID string) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "buildID", buildID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/dashboard/builds/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListDashboardTemplatesRequest constructs an http.Request for the ListDashboardTemplates method
+func NewListDashboardTemplatesRequest(server string, params *ListDashboardTemplatesParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/dashboard/templates")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Public != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "public", *params.Public, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "boolean", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Search != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "search", *params.Search, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Sort != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "sort", *params.Sort, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Limit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Cursor != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", *params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListDefaultTemplatesRequest constructs an http.Request for the ListDefaultTemplates method
+func NewListDefaultTemplatesRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/dashboard/templates/defaults")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetDashboardTemplateRequest constructs an http.Request for the GetDashboardTemplate method
+func NewGetDashboardTemplateRequest(server string, templateID string) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "templateID", templateID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/dashboard/templates/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewCountTagsRequest constructs an http.Request for the CountTags method
+func NewCountTagsRequest(server string, templateID string) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "templateID", templateID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/dashboard/templates/%s/tags/count", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewTagExistsRequest constructs an http.Request for the TagExists method
+func NewTagExistsRequest(server string, templateID string, params *TagExistsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "templateID", templateID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/dashboard/templates/%s/tags/exists", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "tag", params.Tag, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListTagGroupsRequest constructs an http.Request for the ListTagGroups method
+func NewListTagGroupsRequest(server string, templateID string, params *ListTagGroupsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "templateID", templateID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/dashboard/templates/%s/tags/groups", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.AssignmentLimit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "assignmentLimit", *params.AssignmentLimit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.TagsLimit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "tagsLimit", *params.TagsLimit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.TagsCursor != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "tagsCursor", *params.TagsCursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Search != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "search", *params.Search, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Sort != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "sort", *params.Sort, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListTagAssignmentsRequest constructs an http.Request for the ListTagAssignments method
+func NewListTagAssignmentsRequest(server string, templateID string, tag string, params *ListTagAssignmentsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "templateID", templateID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "tag", tag, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/dashboard/templates/%s/tags/%s/assignments", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Limit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Cursor != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", *params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
 }
 
 // NewListEventsRequest constructs an http.Request for the ListEvents method
@@ -4568,7 +5664,7 @@ func NewListTeamsRequest(server string) (*http.Request, error) {
 }
 
 // NewListTemplatesRequest constructs an http.Request for the ListTemplates method
-func NewListTemplatesRequest(server string) (*http.Request, error) {
+func NewListTemplatesRequest(server string, params *ListTemplatesParams) (*http.Request, error) {
 	var err error
 
 	serverURL, err := url.Parse(server)
@@ -4584,6 +5680,33 @@ func NewListTemplatesRequest(server string) (*http.Request, error) {
 	queryURL, err := serverURL.Parse(operationPath)
 	if err != nil {
 		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.TeamID != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "teamID", *params.TeamID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
@@ -4835,6 +5958,33 @@ func NewListFencesRequest(server string, params *ListFencesParams) (*http.Reques
 			rawQueryFragments = append(rawQueryFragments, encoded)
 		}
 		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetHistoryRequest constructs an http.Request for the GetHistory method
+func NewGetHistoryRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/history")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
@@ -5755,6 +6905,76 @@ func WithBaseURL(baseURL string) ClientOption {
 // ClientWithResponsesInterface is the interface specification for the client with responses above.
 type ClientWithResponsesInterface interface {
 
+	// ListBuildsWithResponse List builds. There are none.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /dashboard/builds (the `ListBuilds` operationId).
+	ListBuildsWithResponse(ctx context.Context, params *ListBuildsParams, reqEditors ...RequestEditorFn) (*ListBuildsResponse, error)
+
+	// ListBuildStatusesWithResponse List the states of builds. There are none.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /dashboard/builds/statuses (the `ListBuildStatuses` operationId).
+	ListBuildStatusesWithResponse(ctx context.Context, params *ListBuildStatusesParams, reqEditors ...RequestEditorFn) (*ListBuildStatusesResponse, error)
+
+	// GetBuildWithResponse Show a build. There are none.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /dashboard/builds/{buildID} (the `GetBuild` operationId).
+	GetBuildWithResponse(ctx context.Context, buildID string, reqEditors ...RequestEditorFn) (*GetBuildResponse, error)
+
+	// ListDashboardTemplatesWithResponse List the pools in pages.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /dashboard/templates (the `ListDashboardTemplates` operationId).
+	ListDashboardTemplatesWithResponse(ctx context.Context, params *ListDashboardTemplatesParams, reqEditors ...RequestEditorFn) (*ListDashboardTemplatesResponse, error)
+
+	// ListDefaultTemplatesWithResponse List the templates of all teams. There are none.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /dashboard/templates/defaults (the `ListDefaultTemplates` operationId).
+	ListDefaultTemplatesWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*ListDefaultTemplatesResponse, error)
+
+	// GetDashboardTemplateWithResponse Show a pool.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /dashboard/templates/{templateID} (the `GetDashboardTemplate` operationId).
+	GetDashboardTemplateWithResponse(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*GetDashboardTemplateResponse, error)
+
+	// CountTagsWithResponse Count the tags of a pool. There are none.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /dashboard/templates/{templateID}/tags/count (the `CountTags` operationId).
+	CountTagsWithResponse(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*CountTagsResponse, error)
+
+	// TagExistsWithResponse Say whether a pool has a tag. It has none.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /dashboard/templates/{templateID}/tags/exists (the `TagExists` operationId).
+	TagExistsWithResponse(ctx context.Context, templateID string, params *TagExistsParams, reqEditors ...RequestEditorFn) (*TagExistsResponse, error)
+
+	// ListTagGroupsWithResponse List the tags of a pool. There are none.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /dashboard/templates/{templateID}/tags/groups (the `ListTagGroups` operationId).
+	ListTagGroupsWithResponse(ctx context.Context, templateID string, params *ListTagGroupsParams, reqEditors ...RequestEditorFn) (*ListTagGroupsResponse, error)
+
+	// ListTagAssignmentsWithResponse List the builds of a tag. There are none.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /dashboard/templates/{templateID}/tags/{tag}/assignments (the `ListTagAssignments` operationId).
+	ListTagAssignmentsWithResponse(ctx context.Context, templateID string, tag string, params *ListTagAssignmentsParams, reqEditors ...RequestEditorFn) (*ListTagAssignmentsResponse, error)
+
 	// ListEventsWithResponse List what happened to sandboxes, across leaders.
 	//
 	// The log has every event of the last 7 days, unless 100,000 or 16 MiB of later ones have taken its place. It has an event a second or
@@ -5931,7 +7151,8 @@ type ClientWithResponsesInterface interface {
 
 	// GetSandboxMetricsWithResponse Say what a sandbox uses.
 	//
-	// What the agent of the sandbox measures now. Without an agent the latest measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
+	// What the agent of the sandbox has measured every 15 s in the last hour, since the claim, and now. Without an agent the latest
+	// measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -6000,7 +7221,7 @@ type ClientWithResponsesInterface interface {
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /templates (the `ListTemplates` operationId).
-	ListTemplatesWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*ListTemplatesResponse, error)
+	ListTemplatesWithResponse(ctx context.Context, params *ListTemplatesParams, reqEditors ...RequestEditorFn) (*ListTemplatesResponse, error)
 
 	// GetTemplateByAliasWithResponse Check that there is a pool.
 	//
@@ -6061,6 +7282,16 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /v1/fences (the `ListFences` operationId).
 	ListFencesWithResponse(ctx context.Context, params *ListFencesParams, reqEditors ...RequestEditorFn) (*ListFencesResponse, error)
+
+	// GetHistoryWithResponse Say what happened in the last hour, in steps of 10 s.
+	//
+	// The leader counts since it leads, at most an hour, for the whole installation. Before since nothing is known. The lists
+	// have one value for each step, the oldest first. The last step ended at until. null: nothing was measured.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/history (the `GetHistory` operationId).
+	GetHistoryWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetHistoryResponse, error)
 
 	// LastActiveWithResponse List the latest activity of live sandboxes, the oldest sandbox first.
 	//
@@ -6219,6 +7450,515 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /v2/sandboxes/{sandboxID}/logs (the `GetSandboxLogsV2` operationId).
 	GetSandboxLogsV2WithResponse(ctx context.Context, sandboxID SandboxID, params *GetSandboxLogsV2Params, reqEditors ...RequestEditorFn) (*GetSandboxLogsV2Response, error)
+}
+
+type ListBuildsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *struct {
+		Data       []interface{} `json:"data"`
+		NextCursor any           `json:"nextCursor"`
+	}
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListBuildsResponse) GetJSON200() *struct {
+	Data       []interface{} `json:"data"`
+	NextCursor any           `json:"nextCursor"`
+} {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListBuildsResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListBuildsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListBuildsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListBuildsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListBuildsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListBuildStatusesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *struct {
+		BuildStatuses []interface{} `json:"buildStatuses"`
+	}
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListBuildStatusesResponse) GetJSON200() *struct {
+	BuildStatuses []interface{} `json:"buildStatuses"`
+} {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListBuildStatusesResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListBuildStatusesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListBuildStatusesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListBuildStatusesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListBuildStatusesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetBuildResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetBuildResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetBuildResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetBuildResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetBuildResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetBuildResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListDashboardTemplatesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *DashboardTemplates
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListDashboardTemplatesResponse) GetJSON200() *DashboardTemplates {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListDashboardTemplatesResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListDashboardTemplatesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListDashboardTemplatesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListDashboardTemplatesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListDashboardTemplatesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListDefaultTemplatesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *struct {
+		Templates []interface{} `json:"templates"`
+	}
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListDefaultTemplatesResponse) GetJSON200() *struct {
+	Templates []interface{} `json:"templates"`
+} {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListDefaultTemplatesResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListDefaultTemplatesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListDefaultTemplatesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListDefaultTemplatesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListDefaultTemplatesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetDashboardTemplateResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *DashboardTemplate
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetDashboardTemplateResponse) GetJSON200() *DashboardTemplate {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetDashboardTemplateResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetDashboardTemplateResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetDashboardTemplateResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetDashboardTemplateResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetDashboardTemplateResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type CountTagsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *struct {
+		Total CountTags200JSONResponseBodyTotal `json:"total"`
+	}
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r CountTagsResponse) GetJSON200() *struct {
+	Total CountTags200JSONResponseBodyTotal `json:"total"`
+} {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r CountTagsResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CountTagsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CountTagsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CountTagsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CountTagsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type TagExistsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *struct {
+		Exists        TagExists200JSONResponseBodyExists `json:"exists"`
+		NormalizedTag string                             `json:"normalizedTag"`
+	}
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r TagExistsResponse) GetJSON200() *struct {
+	Exists        TagExists200JSONResponseBodyExists `json:"exists"`
+	NormalizedTag string                             `json:"normalizedTag"`
+} {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r TagExistsResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r TagExistsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r TagExistsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r TagExistsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r TagExistsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListTagGroupsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *struct {
+		NextCursor any           `json:"nextCursor"`
+		Tags       []interface{} `json:"tags"`
+	}
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListTagGroupsResponse) GetJSON200() *struct {
+	NextCursor any           `json:"nextCursor"`
+	Tags       []interface{} `json:"tags"`
+} {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListTagGroupsResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListTagGroupsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListTagGroupsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListTagGroupsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListTagGroupsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListTagAssignmentsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *struct {
+		Data       []interface{} `json:"data"`
+		NextCursor any           `json:"nextCursor"`
+	}
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListTagAssignmentsResponse) GetJSON200() *struct {
+	Data       []interface{} `json:"data"`
+	NextCursor any           `json:"nextCursor"`
+} {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListTagAssignmentsResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListTagAssignmentsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListTagAssignmentsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListTagAssignmentsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListTagAssignmentsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
 }
 
 type ListEventsResponse struct {
@@ -7496,6 +9236,54 @@ func (r ListFencesResponse) ContentType() string {
 	return ""
 }
 
+type GetHistoryResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *History
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetHistoryResponse) GetJSON200() *History {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetHistoryResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetHistoryResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetHistoryResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetHistoryResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetHistoryResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type LastActiveResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -8209,6 +9997,136 @@ func (r GetSandboxLogsV2Response) ContentType() string {
 	return ""
 }
 
+// ListBuildsWithResponse List builds. There are none.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /dashboard/builds (the `ListBuilds` operationId).
+func (c *ClientWithResponses) ListBuildsWithResponse(ctx context.Context, params *ListBuildsParams, reqEditors ...RequestEditorFn) (*ListBuildsResponse, error) {
+	rsp, err := c.ListBuilds(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListBuildsResponse(rsp)
+}
+
+// ListBuildStatusesWithResponse List the states of builds. There are none.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /dashboard/builds/statuses (the `ListBuildStatuses` operationId).
+func (c *ClientWithResponses) ListBuildStatusesWithResponse(ctx context.Context, params *ListBuildStatusesParams, reqEditors ...RequestEditorFn) (*ListBuildStatusesResponse, error) {
+	rsp, err := c.ListBuildStatuses(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListBuildStatusesResponse(rsp)
+}
+
+// GetBuildWithResponse Show a build. There are none.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /dashboard/builds/{buildID} (the `GetBuild` operationId).
+func (c *ClientWithResponses) GetBuildWithResponse(ctx context.Context, buildID string, reqEditors ...RequestEditorFn) (*GetBuildResponse, error) {
+	rsp, err := c.GetBuild(ctx, buildID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetBuildResponse(rsp)
+}
+
+// ListDashboardTemplatesWithResponse List the pools in pages.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /dashboard/templates (the `ListDashboardTemplates` operationId).
+func (c *ClientWithResponses) ListDashboardTemplatesWithResponse(ctx context.Context, params *ListDashboardTemplatesParams, reqEditors ...RequestEditorFn) (*ListDashboardTemplatesResponse, error) {
+	rsp, err := c.ListDashboardTemplates(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListDashboardTemplatesResponse(rsp)
+}
+
+// ListDefaultTemplatesWithResponse List the templates of all teams. There are none.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /dashboard/templates/defaults (the `ListDefaultTemplates` operationId).
+func (c *ClientWithResponses) ListDefaultTemplatesWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*ListDefaultTemplatesResponse, error) {
+	rsp, err := c.ListDefaultTemplates(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListDefaultTemplatesResponse(rsp)
+}
+
+// GetDashboardTemplateWithResponse Show a pool.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /dashboard/templates/{templateID} (the `GetDashboardTemplate` operationId).
+func (c *ClientWithResponses) GetDashboardTemplateWithResponse(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*GetDashboardTemplateResponse, error) {
+	rsp, err := c.GetDashboardTemplate(ctx, templateID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetDashboardTemplateResponse(rsp)
+}
+
+// CountTagsWithResponse Count the tags of a pool. There are none.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /dashboard/templates/{templateID}/tags/count (the `CountTags` operationId).
+func (c *ClientWithResponses) CountTagsWithResponse(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*CountTagsResponse, error) {
+	rsp, err := c.CountTags(ctx, templateID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCountTagsResponse(rsp)
+}
+
+// TagExistsWithResponse Say whether a pool has a tag. It has none.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /dashboard/templates/{templateID}/tags/exists (the `TagExists` operationId).
+func (c *ClientWithResponses) TagExistsWithResponse(ctx context.Context, templateID string, params *TagExistsParams, reqEditors ...RequestEditorFn) (*TagExistsResponse, error) {
+	rsp, err := c.TagExists(ctx, templateID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseTagExistsResponse(rsp)
+}
+
+// ListTagGroupsWithResponse List the tags of a pool. There are none.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /dashboard/templates/{templateID}/tags/groups (the `ListTagGroups` operationId).
+func (c *ClientWithResponses) ListTagGroupsWithResponse(ctx context.Context, templateID string, params *ListTagGroupsParams, reqEditors ...RequestEditorFn) (*ListTagGroupsResponse, error) {
+	rsp, err := c.ListTagGroups(ctx, templateID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListTagGroupsResponse(rsp)
+}
+
+// ListTagAssignmentsWithResponse List the builds of a tag. There are none.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /dashboard/templates/{templateID}/tags/{tag}/assignments (the `ListTagAssignments` operationId).
+func (c *ClientWithResponses) ListTagAssignmentsWithResponse(ctx context.Context, templateID string, tag string, params *ListTagAssignmentsParams, reqEditors ...RequestEditorFn) (*ListTagAssignmentsResponse, error) {
+	rsp, err := c.ListTagAssignments(ctx, templateID, tag, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListTagAssignmentsResponse(rsp)
+}
+
 // ListEventsWithResponse List what happened to sandboxes, across leaders.
 //
 // The log has every event of the last 7 days, unless 100,000 or 16 MiB of later ones have taken its place. It has an event a second or
@@ -8505,7 +10423,8 @@ func (c *ClientWithResponses) GetSandboxLogsWithResponse(ctx context.Context, sa
 
 // GetSandboxMetricsWithResponse Say what a sandbox uses.
 //
-// What the agent of the sandbox measures now. Without an agent the latest measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
+// What the agent of the sandbox has measured every 15 s in the last hour, since the claim, and now. Without an agent the latest
+// measurement of metrics.k8s.io, or none; a cluster without metrics.k8s.io answers 501.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -8622,8 +10541,8 @@ func (c *ClientWithResponses) ListTeamsWithResponse(ctx context.Context, reqEdit
 // Returns a wrapper object for the known response body format(s).
 //
 // Corresponds with GET /templates (the `ListTemplates` operationId).
-func (c *ClientWithResponses) ListTemplatesWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*ListTemplatesResponse, error) {
-	rsp, err := c.ListTemplates(ctx, reqEditors...)
+func (c *ClientWithResponses) ListTemplatesWithResponse(ctx context.Context, params *ListTemplatesParams, reqEditors ...RequestEditorFn) (*ListTemplatesResponse, error) {
+	rsp, err := c.ListTemplates(ctx, params, reqEditors...)
 	if err != nil {
 		return nil, err
 	}
@@ -8724,6 +10643,22 @@ func (c *ClientWithResponses) ListFencesWithResponse(ctx context.Context, params
 		return nil, err
 	}
 	return ParseListFencesResponse(rsp)
+}
+
+// GetHistoryWithResponse Say what happened in the last hour, in steps of 10 s.
+//
+// The leader counts since it leads, at most an hour, for the whole installation. Before since nothing is known. The lists
+// have one value for each step, the oldest first. The last step ended at until. null: nothing was measured.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/history (the `GetHistory` operationId).
+func (c *ClientWithResponses) GetHistoryWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetHistoryResponse, error) {
+	rsp, err := c.GetHistory(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetHistoryResponse(rsp)
 }
 
 // LastActiveWithResponse List the latest activity of live sandboxes, the oldest sandbox first.
@@ -8996,6 +10931,347 @@ func (c *ClientWithResponses) GetSandboxLogsV2WithResponse(ctx context.Context, 
 		return nil, err
 	}
 	return ParseGetSandboxLogsV2Response(rsp)
+}
+
+// ParseListBuildsResponse parses an HTTP response from a ListBuildsWithResponse call
+func ParseListBuildsResponse(rsp *http.Response) (*ListBuildsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListBuildsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest struct {
+			Data       []interface{} `json:"data"`
+			NextCursor any           `json:"nextCursor"`
+		}
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListBuildStatusesResponse parses an HTTP response from a ListBuildStatusesWithResponse call
+func ParseListBuildStatusesResponse(rsp *http.Response) (*ListBuildStatusesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListBuildStatusesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest struct {
+			BuildStatuses []interface{} `json:"buildStatuses"`
+		}
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetBuildResponse parses an HTTP response from a GetBuildWithResponse call
+func ParseGetBuildResponse(rsp *http.Response) (*GetBuildResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetBuildResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListDashboardTemplatesResponse parses an HTTP response from a ListDashboardTemplatesWithResponse call
+func ParseListDashboardTemplatesResponse(rsp *http.Response) (*ListDashboardTemplatesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListDashboardTemplatesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest DashboardTemplates
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListDefaultTemplatesResponse parses an HTTP response from a ListDefaultTemplatesWithResponse call
+func ParseListDefaultTemplatesResponse(rsp *http.Response) (*ListDefaultTemplatesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListDefaultTemplatesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest struct {
+			Templates []interface{} `json:"templates"`
+		}
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetDashboardTemplateResponse parses an HTTP response from a GetDashboardTemplateWithResponse call
+func ParseGetDashboardTemplateResponse(rsp *http.Response) (*GetDashboardTemplateResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetDashboardTemplateResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest DashboardTemplate
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCountTagsResponse parses an HTTP response from a CountTagsWithResponse call
+func ParseCountTagsResponse(rsp *http.Response) (*CountTagsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CountTagsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest struct {
+			Total CountTags200JSONResponseBodyTotal `json:"total"`
+		}
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseTagExistsResponse parses an HTTP response from a TagExistsWithResponse call
+func ParseTagExistsResponse(rsp *http.Response) (*TagExistsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &TagExistsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest struct {
+			Exists        TagExists200JSONResponseBodyExists `json:"exists"`
+			NormalizedTag string                             `json:"normalizedTag"`
+		}
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListTagGroupsResponse parses an HTTP response from a ListTagGroupsWithResponse call
+func ParseListTagGroupsResponse(rsp *http.Response) (*ListTagGroupsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListTagGroupsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest struct {
+			NextCursor any           `json:"nextCursor"`
+			Tags       []interface{} `json:"tags"`
+		}
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListTagAssignmentsResponse parses an HTTP response from a ListTagAssignmentsWithResponse call
+func ParseListTagAssignmentsResponse(rsp *http.Response) (*ListTagAssignmentsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListTagAssignmentsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest struct {
+			Data       []interface{} `json:"data"`
+			NextCursor any           `json:"nextCursor"`
+		}
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
 }
 
 // ParseListEventsResponse parses an HTTP response from a ListEventsWithResponse call
@@ -9875,6 +12151,39 @@ func ParseListFencesResponse(rsp *http.Response) (*ListFencesResponse, error) {
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest Fences
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetHistoryResponse parses an HTTP response from a GetHistoryWithResponse call
+func ParseGetHistoryResponse(rsp *http.Response) (*GetHistoryResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetHistoryResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest History
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

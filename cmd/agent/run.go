@@ -54,11 +54,11 @@ func (c *runCommand) run(ctx context.Context, signals <-chan os.Signal, log *slo
 	// Before the reaper ends: it sees that none is left.
 	defer table.KillAll(grace)
 
-	handler, processes, closeFiles, err := c.handler(table, log)
+	handler, processes, closeRest, err := c.handler(table, log)
 	if err != nil {
 		return err
 	}
-	defer closeFiles()
+	defer closeRest()
 	defer processes.Close()
 	listener, err := net.Listen("tcp", c.Listen)
 	if err != nil {
@@ -117,7 +117,7 @@ func (c *runCommand) sayServing(log *slog.Logger, at net.Addr) {
 
 // handler wires what serves the sandbox.
 func (c *runCommand) handler(table *children.Table, log *slog.Logger) (
-	handler http.Handler, processes *process.Service, closeFiles func(), err error,
+	handler http.Handler, processes *process.Service, closeRest func(), err error,
 ) {
 	keys, err := initbox.NewKeys(c.Key)
 	if err != nil {
@@ -155,7 +155,17 @@ func (c *runCommand) handler(table *children.Table, log *slog.Logger) (
 			w.WriteHeader(http.StatusNoContent)
 		}
 	}))
-	return a, processes, func() { _ = fileService.Close() }, nil
+	measuring, stop := context.WithCancel(context.Background())
+	measured := make(chan struct{})
+	go func() {
+		defer close(measured)
+		a.KeepSeries(measuring)
+	}()
+	return a, processes, func() {
+		stop()
+		<-measured
+		_ = fileService.Close()
+	}, nil
 }
 
 // start starts the container's command. Without one it returns a child that never ends.

@@ -16,8 +16,6 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/go-logr/zapr"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -34,6 +32,7 @@ import (
 	apirest "github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 	"github.com/berth-sandbox/berth/console"
@@ -122,7 +121,7 @@ type service struct {
 	*flags
 	log             *zap.Logger
 	allocator       *allocator.Allocator
-	metrics         *prometheus.Registry
+	metrics         *metric.Registry
 	keys            *access.Keys // nil: the API needs no key
 	api, admin      *cli.HTTPServer
 	console         *cli.HTTPServer // nil: there is none
@@ -182,8 +181,7 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("name of this machine: %w", err)
 	}
-	s.metrics = prometheus.NewRegistry()
-	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.metrics = metric.NewRegistry(metric.Allocator)
 	if s.allocator, err = allocator.New(allocator.Options{
 		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage,
 		LeaseDuration: s.LeaseDuration, RenewDeadline: s.LeaseRenew, RetryPeriod: s.LeaseRetry,

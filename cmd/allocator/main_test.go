@@ -20,7 +20,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
@@ -36,6 +35,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 	"github.com/berth-sandbox/berth/internal/controltls"
 )
@@ -114,13 +114,14 @@ func TestReplicaThatLostTheLeaseIsUnhealthy(t *testing.T) {
 	require.NoError(t, err)
 	policy, err := pools.NewPolicy(pools.PolicyBaseline)
 	require.NoError(t, err)
-	registry := prometheus.NewRegistry()
+	registry := metric.NewRegistry(metric.Allocator)
 	a, err := allocator.New(allocator.Options{
 		Clients: clients, Namespace: "default", ControlAddress: "127.0.0.1:1", APIAddress: "127.0.0.1:2", MaxStale: time.Minute, ConnectWindow: time.Second,
 		LeaseDuration: time.Second, RenewDeadline: 200 * time.Millisecond, RetryPeriod: 20 * time.Millisecond,
 		Policy: policy, PublicScheme: "http", PublicHost: "a", Metrics: registry, Log: zap.NewNop(),
 	})
 	require.NoError(t, err)
+	require.Empty(t, registry.Missing(), "every metric of the table is registered")
 	health := func() int {
 		w := httptest.NewRecorder()
 		(&service{allocator: a, metrics: registry}).adminHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", http.NoBody))

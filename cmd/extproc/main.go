@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime/debug"
 
+	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 )
 
@@ -41,7 +42,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	defer log.Sync() //nolint:errcheck // stderr has nothing to sync
 	r := &router{flags: f, podCIDRs: podCIDRs, log: log}
 	defer r.close()
-	if err := r.wire(ctx); err != nil {
+	if err := r.wire(ctx, metric.NewRegistry(metric.Router)); err != nil {
 		return err
 	}
 	return r.serve(ctx)

@@ -1,10 +1,15 @@
 package main
 
 import (
+	"io"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
+	"github.com/berth-sandbox/berth/api/metric"
+	"github.com/berth-sandbox/berth/cmd/internal/cli"
 	"github.com/berth-sandbox/berth/tools/docs"
 )
 
@@ -12,10 +17,15 @@ func TestFlagReferenceIsTheGoldenFile(t *testing.T) {
 	docs.Section(t, "docs/reference/flags.md", "extproc", docs.Flags(t, new(flags), "extproc", "BERTH_ROUTER"))
 }
 
-func TestMetricReferenceIsTheGoldenFile(t *testing.T) {
-	var registered docs.Metrics
-	r := router{flags: flags{EnvoyAdmin: "envoy-admin.sock"}}
-	require.NoError(t, r.wireSandboxes(&registered))
-	require.NoError(t, registerSandboxMetrics(&registered, r.sandboxes))
-	docs.Section(t, "docs/reference/metrics.md", "router", registered.Table(t))
+func TestRouterRegistersEveryMetricOfItsTable(t *testing.T) {
+	var r router
+	_, err := cli.Parse(&r.flags, "extproc", "", "BERTH_ROUTER", enough("--admin-listen=127.0.0.1:0", "--socket="+filepath.Join(t.TempDir(), "s")), io.Discard, io.Discard)
+	require.NoError(t, err)
+	r.podCIDRs, err = r.flags.check()
+	require.NoError(t, err)
+	r.log = zap.NewNop()
+	reg := metric.NewRegistry(metric.Router)
+	defer r.close()
+	require.NoError(t, r.wire(t.Context(), reg))
+	require.Empty(t, reg.Missing())
 }

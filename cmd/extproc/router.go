@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc"
@@ -64,15 +65,14 @@ type router struct {
 
 // wire makes the parts and binds the HTTP listeners. ctx is the one that serve gets. close
 // must be called even after an error.
-func (r *router) wire(ctx context.Context) error {
-	metrics := newRegistry()
+func (r *router) wire(ctx context.Context, metrics *metric.Registry) error {
 	if err := r.wireSandboxes(metrics); err != nil {
 		return err
 	}
-	if err := r.wireClient(); err != nil {
+	if err := r.wireClient(metrics); err != nil {
 		return err
 	}
-	if err := registerSandboxMetrics(metrics, r.sandboxes); err != nil {
+	if err := r.register(metrics); err != nil {
 		return err
 	}
 	var err error
@@ -91,7 +91,7 @@ func (r *router) wireSandboxes(metrics prometheus.Registerer) error {
 	if err != nil {
 		return err
 	}
-	seconds := newLookHistogram()
+	seconds := metric.LookSeconds.New()
 	if err := metrics.Register(seconds); err != nil {
 		return err
 	}
@@ -116,9 +116,13 @@ func (r *router) wireSandboxes(metrics prometheus.Registerer) error {
 }
 
 // wireClient creates the lock file of this process and the client of the allocator.
-func (r *router) wireClient() error {
+func (r *router) wireClient(metrics prometheus.Registerer) error {
 	security, err := r.security()
 	if err != nil {
+		return err
+	}
+	pings := metric.PingSeconds.New()
+	if err := metrics.Register(pings); err != nil {
 		return err
 	}
 	r.lock, err = lockfile.New(filepath.Dir(r.flags.Socket))
@@ -128,7 +132,7 @@ func (r *router) wireClient() error {
 	r.client, err = controlclient.New(controlclient.Options{
 		Allocators: r.flags.Allocator, RouterID: r.lock.ID(), MaxStale: r.flags.MaxStale,
 		Sandboxes: r.sandboxes, Uses: r.sandboxes.Uses(), Keys: &r.teamKeys, DeadRouters: r.lock, GatewaySecret: r.lock.Secret(),
-		Probe: r.probe, Now: bootclock.Now, Log: r.log.Named("control"),
+		Probe: r.probe, OnPong: func(took time.Duration) { pings.Observe(took.Seconds()) }, Now: bootclock.Now, Log: r.log.Named("control"),
 		Dial: []grpc.DialOption{
 			grpc.WithTransportCredentials(security),
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),

@@ -156,6 +156,7 @@ func (s *stream) applyPong(m *controlv1.Pong) {
 		return
 	}
 	c := s.client
+	c.o.OnPong(c.o.Now() - p.sent)
 	if !s.hasKeys {
 		// The leader sends none, so it would not say which of the earlier ones are revoked.
 		c.o.Keys.Replace(nil)

@@ -102,6 +102,8 @@ type Options struct {
 	GatewaySecret []byte
 	// Probe asks a sandbox, within 5 s, whether it is busy. busy.Ask implements it.
 	Probe func(ctx context.Context, addr netip.AddrPort, path string) bool
+	// OnPong is called with the time from each ping to its pong. Optional.
+	OnPong func(took time.Duration)
 	// Dial are options for the connection, credentials among them.
 	Dial []grpc.DialOption
 	// Now is a monotonic clock that counts suspended time (CLOCK_BOOTTIME).
@@ -181,6 +183,9 @@ func New(o Options) (*Client, error) {
 		return nil, err
 	}
 	o.PingInterval = cmp.Or(o.PingInterval, time.Second)
+	if o.OnPong == nil {
+		o.OnPong = func(time.Duration) {}
+	}
 	ready := make(chan struct{})
 	return &Client{o: o, ready: ready, closeReady: sync.OnceFunc(func() { close(ready) })}, nil
 }
@@ -278,6 +283,13 @@ func (c *Client) Ask(id string) bool {
 	return s != nil && s.enqueue(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Resolve{
 		Resolve: &controlv1.Resolve{SandboxId: id},
 	}})
+}
+
+// Connected reports whether there is a session with the leader: its snapshot is in effect.
+func (c *Client) Connected() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.current != nil
 }
 
 // Term is the highest term seen, 0 before the first.

@@ -182,11 +182,15 @@ func TestFreshnessCountsFromSendTimeOfPing(t *testing.T) {
 		require.EqualValues(t, 1, p.ack())
 		require.False(t, w.cache.Fresh(), "a snapshot alone makes fresh")
 		time.Sleep(3*time.Second - time.Millisecond) // a slow answer
+		require.True(t, w.client.Connected())
 		p.pong(nonce)
 		synctest.Wait()
 		require.True(t, w.cache.Fresh())
+		require.Equal(t, []time.Duration{w.now() - sent}, w.pongs)
 		p.end <- status.Error(codes.Unavailable, "gone")
 		w.grpc[0].Stop() // and stays away
+		synctest.Wait()
+		require.False(t, w.client.Connected())
 		time.Sleep(sent + maxStale - w.now() - 1)
 		require.True(t, w.cache.Fresh())
 		time.Sleep(time.Nanosecond)

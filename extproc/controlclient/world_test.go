@@ -43,6 +43,7 @@ type world struct {
 	admissions *admissions
 	keys       extproc.TeamKeys
 	dead       *deadRouters
+	pongs      []time.Duration    // the times that they took
 	begin      func()             // starts Run, unless it has been started
 	stop       context.CancelFunc // ends the context of Run
 	giveUp     context.CancelFunc // ends the time for a Goodbye
@@ -107,7 +108,8 @@ func runWith(t *testing.T, allocators []string, usesOf func(*world) controlclien
 			Probe: func(ctx context.Context, addr netip.AddrPort, path string) bool {
 				return w.probe(ctx, addr, path)
 			},
-			Dial: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.dial), grpc.WithResolvers(resolve{})},
+			OnPong: func(took time.Duration) { w.pongs = append(w.pongs, took) },
+			Dial:   []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.dial), grpc.WithResolvers(resolve{})},
 		}
 		for _, name := range allocators {
 			o.Allocators = append(o.Allocators, address(name))

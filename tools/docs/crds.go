@@ -68,7 +68,7 @@ func CRD(definition []byte) (string, error) {
 	version, names := crd.Spec.Versions[0], crd.Spec.Names
 	root := version.Schema.OpenAPIV3Schema
 	var out strings.Builder
-	fmt.Fprintf(&out, "%s\n\nAPI version `%s/%s`, for kubectl `%s`.\n\n", cell(root.Description),
+	fmt.Fprintf(&out, "%s\n\nAPI version `%s/%s`, for kubectl `%s`.\n\n", Cell(root.Description),
 		crd.Spec.Group, version.Name, strings.Join(append([]string{names.Plural}, names.ShortNames...), "`, `"))
 	out.WriteString("| field | type | default | range | meaning |\n|---|---|---|---|---|\n")
 	var rules []string
@@ -80,7 +80,7 @@ func CRD(definition []byte) (string, error) {
 	if len(rules) > 0 {
 		out.WriteString("\nThe API server also checks:\n\n")
 		for _, rule := range rules {
-			fmt.Fprintf(&out, "- %s\n", cell(rule))
+			fmt.Fprintf(&out, "- %s\n", Cell(rule))
 		}
 	}
 	return out.String(), nil
@@ -105,7 +105,7 @@ func fieldRows(out *strings.Builder, path string, s schema) []string {
 		case slices.Contains(s.Required, name):
 			preset = "required"
 		}
-		fmt.Fprintf(out, "| %s | %s | %s | %s | %s |\n", code(at), typeName, preset, bounds(field), cell(field.Description))
+		fmt.Fprintf(out, "| %s | %s | %s | %s | %s |\n", code(at), typeName, preset, bounds(field), Cell(field.Description))
 		if !foreign {
 			rules = append(rules, fieldRows(out, at, field)...)
 		}
@@ -140,7 +140,7 @@ func bounds(s schema) string {
 	all = append(all, code(strings.Join(s.Enum, "`, `")), code(strings.ReplaceAll(s.Pattern, "|", `\|`)))
 	for _, rule := range s.Rules {
 		if len(s.Properties) == 0 {
-			all = append(all, cell(rule.Message))
+			all = append(all, Cell(rule.Message))
 		}
 	}
 	return strings.Join(slices.DeleteFunc(all, func(b string) bool { return b == "" }), "; ")

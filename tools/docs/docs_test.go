@@ -57,5 +57,5 @@ func TestSectionIsReplacedBetweenItsLines(t *testing.T) {
 }
 
 func TestCellEscapesWhatMarkdownWouldHide(t *testing.T) {
-	require.Equal(t, "a &lt;b&gt; \\| `<c>`", cell("a <b>\n | `<c>`"))
+	require.Equal(t, "a &lt;b&gt; \\| `<c>`", Cell("a <b>\n | `<c>`"))
 }

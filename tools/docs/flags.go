@@ -26,7 +26,7 @@ func Flags(t *testing.T, program any, name, prefix string) string {
 	var out strings.Builder
 	for _, leaf := range parser.Model.Leaves(true) {
 		if len(parser.Model.Children) > 0 {
-			fmt.Fprintf(&out, "### %s\n\n%s\n\n", leaf.FullPath(), cell(strings.TrimSpace(leaf.Help+" "+leaf.Detail)))
+			fmt.Fprintf(&out, "### %s\n\n%s\n\n", leaf.FullPath(), Cell(strings.TrimSpace(leaf.Help+" "+leaf.Detail)))
 		}
 		out.WriteString(flagTable(t, leaf))
 	}
@@ -40,7 +40,7 @@ func flagTable(t *testing.T, command *kong.Node) string {
 	t.Helper()
 	var rows strings.Builder
 	for _, arg := range command.Positional {
-		fmt.Fprintf(&rows, "| %s | %s | required | | %s |\n", code("<"+arg.Name+">"), unit(t, arg), cell(arg.Help))
+		fmt.Fprintf(&rows, "| %s | %s | required | | %s |\n", code("<"+arg.Name+">"), unit(t, arg), Cell(arg.Help))
 	}
 	for _, flags := range command.AllFlags(true) {
 		for _, flag := range flags {
@@ -65,7 +65,7 @@ func flagTable(t *testing.T, command *kong.Node) string {
 				envs[i] = code(env)
 			}
 			fmt.Fprintf(&rows, "| %s | %s | %s | %s | %s |\n",
-				names, unit(t, flag.Value), preset, strings.Join(envs, ", "), cell(flag.Help))
+				names, unit(t, flag.Value), preset, strings.Join(envs, ", "), Cell(flag.Help))
 		}
 	}
 	if rows.Len() == 0 {

@@ -67,7 +67,7 @@ func Invariants(root string) (string, error) {
 		heading := "\nBreaks that `make mutate` applies:\n\n"
 		for _, r := range breaks {
 			if slices.Contains(r.IDs, i.ID) {
-				fmt.Fprintf(&out, "%s- [`%s`](../%s): %s\n", heading, r.Name, r.Group, cell(r.Text))
+				fmt.Fprintf(&out, "%s- [`%s`](../%s): %s\n", heading, r.Name, r.Group, Cell(r.Text))
 				heading = ""
 			}
 		}

@@ -65,8 +65,8 @@ func Root() (string, error) {
 	return filepath.Dir(string(mod)), nil
 }
 
-// cell makes text fit into a cell of a Markdown table.
-func cell(text string) string {
+// Cell makes text fit into a cell of a Markdown table.
+func Cell(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	// Bare angle brackets are HTML, which Markdown does not show.
 	var out strings.Builder

@@ -143,6 +143,9 @@ func (l *Ledger) Use(id string) (Use, bool) {
 	return Use{}, false
 }
 
+// IdleAt is when the idle timeout of a sandbox ends, if it is not used.
+func (l *Ledger) IdleAt(id string) time.Duration { return l.idleAt(l.sandboxes[id]) }
+
 // idleAt is when the idle timeout of a sandbox ends.
 func (l *Ledger) idleAt(s *sandbox) time.Duration {
 	least := l.connectWindow

@@ -50,7 +50,7 @@ func (t *Table) ExpireEnds() {
 	for _, id := range t.deadlines.Due(t.Now.Boot, maxDeadlines) {
 		sb := t.byID[id]
 		if at, reason := sb.Ends(); reason != "" && at <= t.Now.Boot {
-			t.End(sb, Serving, fact.Because(reason))
+			t.EndDue(sb, Serving, at, fact.Because(reason))
 		} else {
 			t.schedule(sb)
 		}

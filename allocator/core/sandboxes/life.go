@@ -116,6 +116,14 @@ func (t *Table) End(sb *Sandbox, how How, cause fact.Cause) {
 	t.outbox.Commit(t.Now.Boot, released, true, func(_ fact.Revision, at time.Duration) { t.released(sb, released, at) })
 }
 
+// EndDue is End for a sandbox that was to end at this time.
+func (t *Table) EndDue(sb *Sandbox, how How, at time.Duration, cause fact.Cause) {
+	if sb.Lives() && !sb.bound {
+		sb.dueAt = max(1, at)
+	}
+	t.End(sb, how, cause)
+}
+
 // released acts on a committed release. at is when that was known.
 func (t *Table) released(sb *Sandbox, f *fact.SandboxFact, at time.Duration) {
 	t.deadlines.Remove(sb.ID)
@@ -130,7 +138,11 @@ func (t *Table) released(sb *Sandbox, f *fact.SandboxFact, at time.Duration) {
 		t.readLog(sb)
 	}
 	t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
-	t.Emit(step.SandboxReleased{Sandbox: sb.Sandbox})
+	released := step.SandboxReleased{Sandbox: sb.Sandbox}
+	if sb.dueAt > 0 {
+		released.Late = max(1, at-sb.dueAt)
+	}
+	t.Emit(released)
 	t.Notify(Released{sb})
 }
 

@@ -46,6 +46,8 @@ type Sandbox struct {
 	// is configured. No router gets the route before.
 	ungranted int
 	asking    bool
+	// dueAt is when it was to end, on the boot clock, if that is why its release began; else 0.
+	dueAt time.Duration
 	// durableAt is when the writer learned that its release is durable, on the boot clock; 0: in
 	// an earlier term, or not yet.
 	durableAt      time.Duration

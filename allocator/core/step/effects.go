@@ -245,8 +245,12 @@ type (
 	// the leader ends in that moment.
 	SandboxReady struct{ Sandbox fact.Sandbox }
 	// SandboxReleased: the sandbox has been released, and its pod is not reused or deleted yet. It comes
-	// once for each sandbox.
-	SandboxReleased struct{ Sandbox fact.Sandbox }
+	// once for each sandbox. Late is how long after its end or its idle timeout the release was durable; 0: neither was
+	// the reason.
+	SandboxReleased struct {
+		Sandbox fact.Sandbox
+		Late    time.Duration
+	}
 	// Acknowledged: every router that could know the route of a released sandbox has
 	// acknowledged its release, said Goodbye, was found dead or has expired. It comes
 	// once for each sandbox that was released in this term while there were routers.
