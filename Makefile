@@ -68,6 +68,12 @@ AGENT_FUZZ := ./FuzzRequestsWithoutToken accounts/FuzzAddDefault accounts/FuzzLo
 	files/FuzzCalls files/FuzzCheckSignature files/FuzzDownload files/FuzzResolve files/FuzzUpload \
 	initbox/FuzzOpen initbox/FuzzOpenContents process/FuzzCalls process/FuzzStart
 
+## envoy-gateway: send requests through Envoy Gateway, the one of tools/envoygateway.mod; minutes to build, not part of CI
+.PHONY: envoy-gateway
+envoy-gateway: ground
+	go test $(RACE) ./envoy -run '^TestRequestsThroughEnvoyGateway$$' -count=1 -v -timeout 30m \
+		-envoy.gateway="$$($(call tool,envoygateway) -n envoy-gateway)"
+
 ## h2spec: let h2spec, the one of tools/h2spec.mod, judge extproc/h2; not part of CI
 .PHONY: h2spec
 h2spec:
@@ -87,6 +93,7 @@ test-long: ground
 	go test ./allocator/core -count=1 -timeout 90m -run AnyHistory -rapid.checks=3000
 	go test ./routecache -count=1 -timeout 30m -rapid.checks=20000
 	go test ./envoy -count=1 -timeout 20m -run TestThousandsOfWebSocketsStayOpen -envoy.websockets=5m
+	$(MAKE) --no-print-directory envoy-gateway
 	go test $(RACE) -timeout 60m -count=5 ./devcluster/...
 	go test $(RACE) -timeout 60m -count=3 ./e2e -e2e.long
 	go test -timeout 60m -count=1 -v ./e2e -run TestLatestSDKsAndFrameworksWork -e2e.latest

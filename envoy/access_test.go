@@ -176,128 +176,130 @@ func TestKeyOfTheTeamOpensItsSandboxesOnly(t *testing.T) {
 
 // Invariant: P15
 func TestLinkOpensASandboxInABrowser(t *testing.T) {
-	e := startEdge(t, echoing)
-	_, secret := e.private(t)
-	host, port := e.host("secret"), uint16(e.port)
-	link := secret.Link("secret", port, time.Now().Add(time.Hour), "/a?b=c")
-	e.requireOnly(t, 403, "", func() answer { return e.do(e.request(host, "/", nil)) })
+	inEachEnvoy(t, func(t *testing.T, in inEnvoy) {
+		e := startEdgeIn(t, in, echoing)
+		_, secret := e.private(t)
+		host, port := e.host("secret"), uint16(e.port)
+		link := secret.Link("secret", port, time.Now().Add(time.Hour), "/a?b=c")
+		e.requireOnly(t, 403, "", func() answer { return e.do(e.request(host, "/", nil)) })
 
-	a := e.do(e.request(host, link, nil))
-	require.Equal(t, http.StatusSeeOther, a.code, a.body)
-	require.Equal(t, "/a?b=c", a.header.Get("Location"))
-	require.Equal(t, "no-store", a.header.Get("Cache-Control"))
-	require.Equal(t, []string{"nosniff"}, a.header["X-Content-Type-Options"])
-	cookies := (&http.Response{Header: a.header}).Cookies()
-	require.Len(t, cookies, 1)
-	require.True(t, cookies[0].Secure && cookies[0].HttpOnly && cookies[0].Path == "/" && cookies[0].Domain == "", cookies[0])
-	own := cookies[0].Name + "=" + cookies[0].Value
-	require.True(t, strings.HasPrefix(own, "__Host-"))
+		a := e.do(e.request(host, link, nil))
+		require.Equal(t, http.StatusSeeOther, a.code, a.body)
+		require.Equal(t, "/a?b=c", a.header.Get("Location"))
+		require.Equal(t, "no-store", a.header.Get("Cache-Control"))
+		require.Equal(t, []string{"nosniff"}, a.header["X-Content-Type-Options"])
+		cookies := (&http.Response{Header: a.header}).Cookies()
+		require.Len(t, cookies, 1)
+		require.True(t, cookies[0].Secure && cookies[0].HttpOnly && cookies[0].Path == "/" && cookies[0].Domain == "", cookies[0])
+		own := cookies[0].Name + "=" + cookies[0].Value
+		require.True(t, strings.HasPrefix(own, "__Host-"))
 
-	for name, c := range map[string]struct{ sent, seen string }{
-		"alone":              {own, ""},
-		"first":              {own + "; a=b", "a=b"},
-		"last":               {"a=b; " + own, "a=b"},
-		"in the middle":      {"a=b; " + own + "; c=d=e; f", "a=b; c=d=e; f"},
-		"without spaces":     {"a=b;" + own + ";c", "a=b; c"},
-		"with similar names": {"x" + own[:10] + "=1; " + own + "; __Host-berth-access2=2", "x" + own[:10] + "=1; __Host-berth-access2=2"},
-		"with empty parts":   {";; " + own + " ;", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			seen := e.do(e.request(host, "/", http.Header{"Cookie": {c.sent}})).seen(t)
-			require.Equal(t, "def", seen.Pod)
-			require.Equal(t, c.seen, strings.Trim(seen.Header.Get("Cookie"), "; "))
-		})
-	}
-	// A pattern that goes back would take hours, and meanwhile the worker of Envoy serves nothing.
-	spaces := strings.Repeat(" ", 36<<10)
-	for name, sent := range map[string]string{
-		"spaces": own + ";" + spaces + ";b", "a name with spaces": own + ";a" + spaces + "b",
-		"a value with spaces": own + "; k=a" + spaces + "b", "its name and spaces": own + ";" + cookies[0].Name + spaces + "x",
-	} {
-		t.Run(name+" of 36 KiB", func(t *testing.T) {
-			e.do(e.request(host, "/", http.Header{"Cookie": {sent}})).seen(t)
-		})
-	}
-	for name, sent := range map[string]string{
-		"spaces": "a" + spaces + "e", "letters": strings.Repeat("a", 36<<10), "both": strings.Repeat("a ", 18<<10) + "e2b", "commas": strings.Repeat(",a", 18<<10),
-	} {
-		t.Run("Authorization with "+name+" of 36 KiB", func(t *testing.T) {
-			seen := e.do(e.request(host, "/", http.Header{"Cookie": {own}, "Authorization": {sent}})).seen(t)
-			require.Equal(t, sent, seen.Header.Get("Authorization"))
-		})
-	}
-	t.Run("in one of two lines", func(t *testing.T) {
-		seen := e.answer("GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nCookie: a=b\r\nCookie: " + own + "\r\n\r\n").seen(t)
-		require.Equal(t, "a=b", seen.Header.Get("Cookie"))
-	})
-	t.Run("over HTTP/2, in crumbs", func(t *testing.T) {
-		seen := e.h2(":method", "GET", ":scheme", "http", ":path", "/", ":authority", host, "cookie", "a=b", "cookie", own, "cookie", "c=d").seen(t)
-		require.Equal(t, "a=b; c=d", seen.Header.Get("Cookie"))
-	})
-	t.Run("twice", func(t *testing.T) {
-		e.requireOnly(t, 403, "", func() answer { return e.do(e.request(host, "/", http.Header{"Cookie": {own + "; " + own}})) })
-	})
-	t.Run("not at another sandbox", func(t *testing.T) {
-		key, err := sandboxaccess.NewKey([]byte(strings.Repeat("k", 32)))
-		require.NoError(t, err)
-		e.terms("other", routecache.Terms{Access: routecache.Token, Secret: key.Secret("other")})
-		e.requireOnly(t, 403, "", func() answer { return e.do(e.request(e.host("other"), "/", http.Header{"Cookie": {own}})) })
-		e.requireOnly(t, 403, "", func() answer { return e.do(e.request(e.host("other"), link, nil)) })
-	})
-	t.Run("not by header", func(t *testing.T) {
-		e.requireOnly(t, 403, "", func() answer {
-			return e.do(e.request(gatewayHost, "/", http.Header{"Cookie": {own}, "X-Sandbox-Id": {"secret"}, "X-Sandbox-Port": {fmt.Sprint(port)}}))
-		})
-	})
-	t.Run("not by path", func(t *testing.T) {
-		e.requireOnly(t, 403, "", func() answer {
-			return e.do(e.request(sandboxDomain, fmt.Sprintf("/sandboxes/secret/%d/", port), http.Header{"Cookie": {own}}))
-		})
-	})
-	t.Run("not for the page of another sandbox", func(t *testing.T) {
-		for _, r := range []struct {
-			origin, site string
-			code         int
-			to           string
-		}{
-			{"https://" + host, "same-origin", 200, "def"}, {"https://1-secret." + sandboxDomain + ":1", "same-site", 200, "def"},
-			{"https://" + e.host("def"), "same-site", 403, ""},
+		for name, c := range map[string]struct{ sent, seen string }{
+			"alone":              {own, ""},
+			"first":              {own + "; a=b", "a=b"},
+			"last":               {"a=b; " + own, "a=b"},
+			"in the middle":      {"a=b; " + own + "; c=d=e; f", "a=b; c=d=e; f"},
+			"without spaces":     {"a=b;" + own + ";c", "a=b; c"},
+			"with similar names": {"x" + own[:10] + "=1; " + own + "; __Host-berth-access2=2", "x" + own[:10] + "=1; __Host-berth-access2=2"},
+			"with empty parts":   {";; " + own + " ;", ""},
 		} {
-			e.requireOnly(t, r.code, r.to, func() answer {
-				return e.do(e.request(host, "/", http.Header{
-					"Cookie": {own}, "Origin": {r.origin}, "Sec-Fetch-Site": {r.site}, "Sec-Fetch-Mode": {"cors"}, "Sec-Fetch-Dest": {"empty"},
-				}))
+			t.Run(name, func(t *testing.T) {
+				seen := e.do(e.request(host, "/", http.Header{"Cookie": {c.sent}})).seen(t)
+				require.Equal(t, "def", seen.Pod)
+				require.Equal(t, c.seen, strings.Trim(seen.Header.Get("Cookie"), "; "))
 			})
-			a := e.webSocket(t, host, "/", http.Header{"Cookie": {own}, "Origin": {r.origin}})
-			require.Equal(t, r.code == 403, a.code == 403, "the handshake of a WebSocket: %d", a.code)
-			a = e.h2(":method", "CONNECT", ":protocol", "websocket", ":scheme", "http", ":path", "/", ":authority", host,
-				"sec-websocket-version", "13", "cookie", own, "origin", r.origin)
-			require.Equal(t, r.code == 403, a.code == 403, "over HTTP/2: %d", a.code)
 		}
-	})
-	t.Run("not seen by a public sandbox either", func(t *testing.T) {
-		seen := e.do(e.request(e.host("def"), "/", http.Header{"Cookie": {"a=b; " + own}})).seen(t)
-		require.Equal(t, "a=b", seen.Header.Get("Cookie"))
-		require.Equal(t, link, e.do(e.request(e.host("def"), link, nil)).seen(t).Path, "a public sandbox has the path for itself")
-	})
-	for name, target := range map[string]string{
-		"expired":        secret.Link("secret", port, time.Now().Add(-time.Second), "/"),
-		"another port":   secret.Link("secret", port+1, time.Now().Add(time.Hour), "/"),
-		"no signature":   sandboxaccess.LinkPath + "?expires=99999999999",
-		"a longer path":  strings.Replace(link, "?", "/?", 1),
-		"an encoded dot": strings.Replace(link, ".berth", "%2eberth", 1),
-	} {
-		t.Run(name, func(t *testing.T) {
-			e.requireOnly(t, 403, "", func() answer { return e.do(e.request(host, target, nil)) })
+		// A pattern that goes back would take hours, and meanwhile the worker of Envoy serves nothing.
+		spaces := strings.Repeat(" ", 36<<10)
+		for name, sent := range map[string]string{
+			"spaces": own + ";" + spaces + ";b", "a name with spaces": own + ";a" + spaces + "b",
+			"a value with spaces": own + "; k=a" + spaces + "b", "its name and spaces": own + ";" + cookies[0].Name + spaces + "x",
+		} {
+			t.Run(name+" of 36 KiB", func(t *testing.T) {
+				e.do(e.request(host, "/", http.Header{"Cookie": {sent}})).seen(t)
+			})
+		}
+		for name, sent := range map[string]string{
+			"spaces": "a" + spaces + "e", "letters": strings.Repeat("a", 36<<10), "both": strings.Repeat("a ", 18<<10) + "e2b", "commas": strings.Repeat(",a", 18<<10),
+		} {
+			t.Run("Authorization with "+name+" of 36 KiB", func(t *testing.T) {
+				seen := e.do(e.request(host, "/", http.Header{"Cookie": {own}, "Authorization": {sent}})).seen(t)
+				require.Equal(t, sent, seen.Header.Get("Authorization"))
+			})
+		}
+		t.Run("in one of two lines", func(t *testing.T) {
+			seen := e.answer("GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nCookie: a=b\r\nCookie: " + own + "\r\n\r\n").seen(t)
+			require.Equal(t, "a=b", seen.Header.Get("Cookie"))
 		})
-	}
-	for _, to := range []string{"//evil.example", "https://evil.example/", `/\evil.example`, "/\t/evil.example", "/\r\nSet-Cookie: a=b"} {
-		a := e.do(e.request(host, strings.Replace(link, url.QueryEscape("/a?b=c"), url.QueryEscape(to), 1), nil))
-		require.Equal(t, http.StatusBadRequest, a.code, to)
-		require.Empty(t, a.header.Get("Location"))
-		require.Empty(t, a.header.Get("Set-Cookie"))
-	}
-	require.Zero(t, e.counter(`http\.ingress\.lua\.access\.errors`))
+		t.Run("over HTTP/2, in crumbs", func(t *testing.T) {
+			seen := e.h2(":method", "GET", ":scheme", "http", ":path", "/", ":authority", host, "cookie", "a=b", "cookie", own, "cookie", "c=d").seen(t)
+			require.Equal(t, "a=b; c=d", seen.Header.Get("Cookie"))
+		})
+		t.Run("twice", func(t *testing.T) {
+			e.requireOnly(t, 403, "", func() answer { return e.do(e.request(host, "/", http.Header{"Cookie": {own + "; " + own}})) })
+		})
+		t.Run("not at another sandbox", func(t *testing.T) {
+			key, err := sandboxaccess.NewKey([]byte(strings.Repeat("k", 32)))
+			require.NoError(t, err)
+			e.terms("other", routecache.Terms{Access: routecache.Token, Secret: key.Secret("other")})
+			e.requireOnly(t, 403, "", func() answer { return e.do(e.request(e.host("other"), "/", http.Header{"Cookie": {own}})) })
+			e.requireOnly(t, 403, "", func() answer { return e.do(e.request(e.host("other"), link, nil)) })
+		})
+		t.Run("not by header", func(t *testing.T) {
+			e.requireOnly(t, 403, "", func() answer {
+				return e.do(e.request(gatewayHost, "/", http.Header{"Cookie": {own}, "X-Sandbox-Id": {"secret"}, "X-Sandbox-Port": {fmt.Sprint(port)}}))
+			})
+		})
+		t.Run("not by path", func(t *testing.T) {
+			e.requireOnly(t, 403, "", func() answer {
+				return e.do(e.request(sandboxDomain, fmt.Sprintf("/sandboxes/secret/%d/", port), http.Header{"Cookie": {own}}))
+			})
+		})
+		t.Run("not for the page of another sandbox", func(t *testing.T) {
+			for _, r := range []struct {
+				origin, site string
+				code         int
+				to           string
+			}{
+				{"https://" + host, "same-origin", 200, "def"}, {"https://1-secret." + sandboxDomain + ":1", "same-site", 200, "def"},
+				{"https://" + e.host("def"), "same-site", 403, ""},
+			} {
+				e.requireOnly(t, r.code, r.to, func() answer {
+					return e.do(e.request(host, "/", http.Header{
+						"Cookie": {own}, "Origin": {r.origin}, "Sec-Fetch-Site": {r.site}, "Sec-Fetch-Mode": {"cors"}, "Sec-Fetch-Dest": {"empty"},
+					}))
+				})
+				a := e.webSocket(t, host, "/", http.Header{"Cookie": {own}, "Origin": {r.origin}})
+				require.Equal(t, r.code == 403, a.code == 403, "the handshake of a WebSocket: %d", a.code)
+				a = e.h2(":method", "CONNECT", ":protocol", "websocket", ":scheme", "http", ":path", "/", ":authority", host,
+					"sec-websocket-version", "13", "cookie", own, "origin", r.origin)
+				require.Equal(t, r.code == 403, a.code == 403, "over HTTP/2: %d", a.code)
+			}
+		})
+		t.Run("not seen by a public sandbox either", func(t *testing.T) {
+			seen := e.do(e.request(e.host("def"), "/", http.Header{"Cookie": {"a=b; " + own}})).seen(t)
+			require.Equal(t, "a=b", seen.Header.Get("Cookie"))
+			require.Equal(t, link, e.do(e.request(e.host("def"), link, nil)).seen(t).Path, "a public sandbox has the path for itself")
+		})
+		for name, target := range map[string]string{
+			"expired":        secret.Link("secret", port, time.Now().Add(-time.Second), "/"),
+			"another port":   secret.Link("secret", port+1, time.Now().Add(time.Hour), "/"),
+			"no signature":   sandboxaccess.LinkPath + "?expires=99999999999",
+			"a longer path":  strings.Replace(link, "?", "/?", 1),
+			"an encoded dot": strings.Replace(link, ".berth", "%2eberth", 1),
+		} {
+			t.Run(name, func(t *testing.T) {
+				e.requireOnly(t, 403, "", func() answer { return e.do(e.request(host, target, nil)) })
+			})
+		}
+		for _, to := range []string{"//evil.example", "https://evil.example/", `/\evil.example`, "/\t/evil.example", "/\r\nSet-Cookie: a=b"} {
+			a := e.do(e.request(host, strings.Replace(link, url.QueryEscape("/a?b=c"), url.QueryEscape(to), 1), nil))
+			require.Equal(t, http.StatusBadRequest, a.code, to)
+			require.Empty(t, a.header.Get("Location"))
+			require.Empty(t, a.header.Get("Set-Cookie"))
+		}
+		require.Zero(t, e.counter(`http\.ingress\.lua\.access\.errors`))
+	})
 }
 
 // Invariant: P5

@@ -253,15 +253,17 @@ func TestClientTrailersAreNotHeaders(t *testing.T) {
 // At a second attempt the address may belong to another sandbox.
 // Invariant: I1
 func TestRequestReadByASandboxIsNotRetried(t *testing.T) {
-	g := startGateway(t)
-	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
-	g.router.set(g.to(p.addr.String()))
-	for _, method := range []string{"GET", "HEAD", "PUT", "POST"} {
-		before := p.hits.Load()
-		a := g.answer(method + " / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-		require.Equal(t, string(apierror.SandboxReset), a.header.Get(envoy.ReasonHeader))
-		require.EqualValues(t, 1, p.hits.Load()-before, method)
-	}
+	inEachEnvoy(t, func(t *testing.T, in inEnvoy) {
+		g := startGatewayWith(t, config{in: in})
+		p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
+		g.router.set(g.to(p.addr.String()))
+		for _, method := range []string{"GET", "HEAD", "PUT", "POST"} {
+			before := p.hits.Load()
+			a := g.answer(method + " / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+			require.Equal(t, string(apierror.SandboxReset), a.header.Get(envoy.ReasonHeader))
+			require.EqualValues(t, 1, p.hits.Load()-before, method)
+		}
+	})
 }
 
 // During the second connection attempt Envoy buffers little of a body. More of it must not change

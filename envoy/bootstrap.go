@@ -46,7 +46,14 @@ import (
 // flag.
 const statusRouterError = 511
 
-//go:embed bootstrap.yaml tls-secret.yaml api-secret.yaml
+const (
+	// guard names the filter behind ext_proc, and its only policy.
+	guard = "berth/guard"
+	// sandboxRoute is the name of the routes to sandboxes.
+	sandboxRoute = "sandbox"
+)
+
+//go:embed bootstrap.yaml tls-secret.yaml api-secret.yaml othergateway.yaml
 var templates embed.FS
 
 // Bootstrap returns Envoy's configuration.
@@ -63,6 +70,9 @@ func Bootstrap(s Settings) (*bootstrapv3.Bootstrap, error) {
 
 // YAML renders Envoy's configuration. Equal settings give equal bytes.
 func YAML(s Settings) ([]byte, error) {
+	if s.Other != nil {
+		return nil, errors.New("envoy settings: Other: its Envoy has a bootstrap already")
+	}
 	config, err := Bootstrap(s)
 	if err != nil {
 		return nil, err
@@ -160,8 +170,16 @@ func functions() template.FuncMap {
 		// Other pages of the admin interface can change Envoy or show data of clients.
 		"healthPages": value([]string{"/ready", "/stats/prometheus"}),
 		"drainPages":  value([]string{drainPage, resumePage}),
-		"replies":     replies,
-		"apiRoute":    value(apiRoute), "apiClusters": apiClusters, "apiIdle": seconds(apiIdle), "apiRequests": value(apiRequests),
+		"lookPages":   value([]string{"/clusters"}),
+		"pages": func(name string, pages []string) any {
+			return struct {
+				Name  string
+				Pages []string
+			}{name, pages}
+		},
+		"replies": replies,
+		"guard":   value(guard), "sandboxRoute": value(sandboxRoute),
+		"apiRoute": value(apiRoute), "apiClusters": apiClusters, "apiIdle": seconds(apiIdle), "apiRequests": value(apiRequests),
 		"quoteMeta": regexp.QuoteMeta,
 		"isGRPC":    value(isGRPC),
 		"directory": filepath.Dir,

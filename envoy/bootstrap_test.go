@@ -1,15 +1,20 @@
 package envoy
 
 import (
+	"encoding/json"
 	"flag"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"sigs.k8s.io/yaml"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -55,16 +60,21 @@ func golden() map[string]Settings {
 	}
 }
 
+func isGolden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		require.NoError(t, os.WriteFile(file, got, 0o644))
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, string(want), string(got), "run make golden and read the difference")
+}
+
 func TestBootstrapIsTheGoldenFile(t *testing.T) {
 	check := func(name string, got []byte, err error) {
 		require.NoError(t, err)
-		file := filepath.Join("testdata", name)
-		if *update {
-			require.NoError(t, os.WriteFile(file, got, 0o644))
-		}
-		want, err := os.ReadFile(file)
-		require.NoError(t, err)
-		require.Equal(t, string(want), string(got), "run make golden and read the difference")
+		isGolden(t, name, got)
 	}
 	for name, settings := range golden() {
 		got, err := YAML(settings)
@@ -109,12 +119,17 @@ func TestInvalidSettingsAreNamed(t *testing.T) {
 		"an API without addresses":      {func(s *Settings) { s.API = &API{Domain: "a.b"} }, "API: at least one address"},
 		"local clients elsewhere":       {func(s *Settings) { s.API = &API{Domain: "a.b", LocalClients: true, Endpoints: []Endpoint{{"a", 1}}} }, "must be on loopback"},
 		"too many hops":                 {func(s *Settings) { s.TrustedHops = 101 }, "trusted hops 101"},
-		"too little memory":             {func(s *Settings) { s.MaxHeap = 1 << 20 }, "max heap 1048576"},
+		"health check elsewhere": {func(s *Settings) {
+			s.HealthListen = s.Listen
+			s.Other = &OtherGateway{Admin: netip.MustParseAddrPort("127.0.0.1:1")}
+		}, "another gateway"},
+		"no admin interface": {func(s *Settings) { s.Other = &OtherGateway{} }, "admin interface"},
+		"too little memory":  {func(s *Settings) { s.MaxHeap = 1 << 20 }, "max heap 1048576"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := defaults()
 			c.change(&s)
-			_, err := YAML(s)
+			_, err := Bootstrap(s)
 			require.ErrorContains(t, err, c.want)
 		})
 	}
@@ -123,4 +138,77 @@ func TestInvalidSettingsAreNamed(t *testing.T) {
 func TestConnectWindowCoversEveryAttempt(t *testing.T) {
 	require.Equal(t, 5*time.Second, ConnectWindow, "the default that design and documentation state")
 	require.Greater(t, ConnectWindow, (1+Retries)*ConnectTimeout+Retries*retryBackOffMax)
+}
+
+// The objects for other gateways have parts of the bootstrap and nothing else of their own. The golden files have their names
+// in their place.
+func TestObjectsForOtherGatewaysAreTheGoldenFiles(t *testing.T) {
+	plain, tls := defaults(), defaults()
+	plain.Other = &OtherGateway{Admin: netip.MustParseAddrPort("127.0.0.1:19000")}
+	tls.Other = &OtherGateway{Admin: netip.MustParseAddrPort("127.0.0.1:15000"), TLS: true}
+	target := PatchTarget{Namespace: "edge", Gateway: "public", Listener: "sandboxes"}
+	later := target
+	later.EnvoyListener = "edge/public/first"
+	port := FilterTarget{Namespace: "edge", Labels: map[string]string{"istio": "edge"}, Port: 8443, Domain: "sandbox.example.com"}
+	for name, c := range map[string]struct {
+		settings Settings
+		render   func(Settings) ([]byte, error)
+	}{
+		"envoy-gateway.yaml":     {plain, func(s Settings) ([]byte, error) { return EnvoyPatchPolicy(s, target) }},
+		"envoy-gateway-tls.yaml": {tls, func(s Settings) ([]byte, error) { return EnvoyPatchPolicy(s, later) }},
+		"istio.yaml":             {plain, func(s Settings) ([]byte, error) { return EnvoyFilter(s, port) }},
+		"istio-tls.yaml":         {tls, func(s Settings) ([]byte, error) { return EnvoyFilter(s, port) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			raw, err := c.render(c.settings)
+			require.NoError(t, err)
+			again, err := c.render(c.settings)
+			require.NoError(t, err)
+			require.Equal(t, string(raw), string(again))
+			bootstrap, err := Bootstrap(c.settings)
+			require.NoError(t, err)
+			part := func(m proto.Message) (part any) {
+				raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+				require.NoError(t, err)
+				require.NoError(t, json.Unmarshal(raw, &part))
+				return part
+			}
+			parts := map[string]any{}
+			for _, c := range bootstrap.StaticResources.Clusters {
+				parts["cluster "+c.Name] = part(c)
+			}
+			listeners := bootstrap.StaticResources.Listeners
+			require.Len(t, listeners, 2)
+			parts["listener "+listeners[1].Name] = part(listeners[1])
+			parts["connection manager"] = part(listeners[0].FilterChains[0].Filters[0].GetTypedConfig())
+
+			var object any
+			require.NoError(t, yaml.Unmarshal(raw, &object))
+			var named func(any) any
+			named = func(in any) any {
+				for name, part := range parts {
+					if reflect.DeepEqual(in, part) {
+						delete(parts, name)
+						return "the " + name
+					}
+				}
+				switch in := in.(type) {
+				case map[string]any:
+					for key, value := range in {
+						in[key] = named(value)
+					}
+				case []any:
+					for i, value := range in {
+						in[i] = named(value)
+					}
+				}
+				return in
+			}
+			rest, err := yaml.Marshal(named(object))
+			require.NoError(t, err)
+			require.Empty(t, parts, "not in the object")
+			costs, _, _ := strings.Cut(string(raw), "apiVersion:")
+			isGolden(t, name, append([]byte(costs), rest...))
+		})
+	}
 }

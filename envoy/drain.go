@@ -3,6 +3,7 @@ package envoy
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"time"
@@ -46,6 +47,9 @@ func post(ctx context.Context, admin *http.Client, page string) error {
 		return fmt.Errorf("admin socket of Envoy: %w", err)
 	}
 	defer response.Body.Close()
+	if response.StatusCode == http.StatusNotFound { // the Envoy of another gateway, see OtherGateway
+		return fmt.Errorf("admin socket of Envoy: %s: %w", page, fs.ErrNotExist)
+	}
 	if response.StatusCode != http.StatusOK {
 		return fmt.Errorf("admin socket of Envoy: %s: status %d", page, response.StatusCode)
 	}

@@ -12,11 +12,15 @@ import (
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/rbac/v3"
 	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
+	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -150,9 +154,7 @@ func TestListenerFilterSetsNoDestination(t *testing.T) {
 	}{
 		"PROXY protocol": {
 			config{settings: func(s *envoy.Settings) { s.ProxyProtocol = true }},
-			func(g *gateway) string { // the pod is the destination that the peer claims
-				return "PROXY TCP4 192.0.2.1 " + g.podAddr.Addr().String() + " 1024 " + portOf(g.podAddr) + "\r\n"
-			},
+			proxyHeader,
 		},
 		"original_dst": {
 			config{patch: func(b *bootstrapv3.Bootstrap) {
@@ -184,6 +186,53 @@ func TestListenerFilterSetsNoDestination(t *testing.T) {
 			require.EqualValues(t, 1, g.hits.Load())
 		})
 	}
+}
+
+// proxyHeader claims that the pod is the destination of the connection.
+func proxyHeader(g *gateway) string {
+	return "PROXY TCP4 192.0.2.1 " + g.podAddr.Addr().String() + " 1024 " + portOf(g.podAddr) + "\r\n"
+}
+
+// A gateway may have listener filters, and policies that set the configuration of a filter for each route by its name.
+// Invariant: P4
+func TestPolicyOfAnotherGatewayLeavesTheGuard(t *testing.T) {
+	c := config{in: inRealEnvoyGateway, attacked: true, mistaken: true}
+	if *envoyGateway == "" {
+		c.in, c.patch = inEnvoyGateway, func(b *bootstrapv3.Bootstrap) {
+			listener := b.StaticResources.Listeners[0]
+			listener.ListenerFilters = []*listenerv3.ListenerFilter{{
+				Name:       "envoy.filters.listener.proxy_protocol",
+				ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: anything(t, &proxyprotocolv3.ProxyProtocol{})},
+			}}
+			filters := listener.DefaultFilterChain.Filters
+			at := filters[len(filters)-1].GetTypedConfig()
+			var manager hcmv3.HttpConnectionManager
+			require.NoError(t, at.UnmarshalTo(&manager))
+			for _, host := range manager.GetRouteConfig().VirtualHosts {
+				host.TypedPerFilterConfig = map[string]*anypb.Any{"envoy.filters.http.rbac": anything(t, &rbacv3.RBACPerRoute{})} // no rules
+			}
+			require.NoError(t, at.MarshalFrom(&manager))
+		}
+	}
+	g := startGatewayWith(t, c)
+	ask := func() answer {
+		return g.answer(proxyHeader(g) + "GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n\r\n")
+	}
+	g.router.set(func(extprocv3.ExternalProcessor_ProcessServer, *extprocv3.ProcessingRequest) error { return nil }) // closes the stream
+	a := ask()
+	require.Equal(t, http.StatusServiceUnavailable, a.code, a.body)
+	require.Equal(t, string(apierror.RouterUnavailable), a.header.Get(envoy.ReasonHeader))
+	require.Zero(t, g.hits.Load())
+	g.router.set(admit(g.admitted("abc")))
+	require.Equal(t, http.StatusOK, ask().code)
+	require.EqualValues(t, 1, g.hits.Load())
+}
+
+func anything(t *testing.T, m proto.Message) *anypb.Any {
+	t.Helper()
+	packed, err := anypb.New(m)
+	require.NoError(t, err)
+	return packed
 }
 
 func portOf(a netip.AddrPort) string {

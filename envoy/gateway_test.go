@@ -3,6 +3,7 @@ package envoy_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -73,6 +74,7 @@ type gateway struct {
 	// routerServer is what Envoy talks to; stop ends it at once.
 	routerServer *grpc.Server
 	settings     envoy.Settings
+	in           inEnvoy
 	// addr and health are the addresses of the listeners.
 	addr, health string
 	envoy        *proc.Process
@@ -85,6 +87,10 @@ type gateway struct {
 
 // config is the configuration of a test's gateway.
 type config struct {
+	// in is whose Envoy it is. Default: own.
+	in inEnvoy
+	// attacked: a real Envoy Gateway takes the PROXY protocol, and has a policy that sets filters by name.
+	attacked bool
 	// settings changes the settings, patch what is rendered from them.
 	settings func(*envoy.Settings)
 	patch    func(*bootstrapv3.Bootstrap)
@@ -120,22 +126,24 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 	dir, err := os.MkdirTemp("", "berth-")
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	g := &gateway{T: t, router: &script{}, settings: envoy.Settings{
+	g := &gateway{T: t, router: &script{play: admit(nil)}, settings: envoy.Settings{
 		Listen: netip.MustParseAddrPort("127.0.0.1:0"), HealthListen: netip.MustParseAddrPort("127.0.0.1:0"),
 		RouterSocket: filepath.Join(dir, "router.sock"), AdminSocket: filepath.Join(dir, "admin.sock"),
 	}}
+	c.in = cmp.Or(c.in, own)
+	g.in = c.in
+	g.admin = envoy.AdminClient(g.settings.AdminSocket)
+	switch {
+	case c.in == behindEnvoyGateway:
+		g.settings.TrustedHops = 1
+	case !c.in.isBerths():
+		admin := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(commonPort(t, "127.0.0.1")))
+		g.settings.HealthListen, g.settings.Other = netip.AddrPort{}, &envoy.OtherGateway{Admin: admin}
+		g.admin = tcpAdmin(admin)
+	}
 	if c.settings != nil {
 		c.settings(&g.settings)
 	}
-	file := filepath.Join(dir, "envoy.yaml")
-	require.NoError(t, os.WriteFile(file, g.render(func(b *bootstrapv3.Bootstrap) {
-		if !c.onlyAllowed {
-			b.Admin.AllowPaths = append(b.Admin.AllowPaths, prefix("/listeners"), prefix("/stats"))
-		}
-		if c.patch != nil {
-			c.patch(b)
-		}
-	}), 0o600))
 	var serving sync.WaitGroup
 	t.Cleanup(serving.Wait)
 	if !c.noRouter {
@@ -181,6 +189,27 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 	if c.memory > 0 {
 		g.memory = newMemoryGroup(t, c.memory) // before the supervisor, which ends what is in it
 	}
+	t.Cleanup(g.admin.CloseIdleConnections)
+	if !c.mistaken {
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			require.NoError(t, stack.Mistakes(ctx, g.admin))
+		})
+	}
+	if c.in == inRealEnvoyGateway {
+		g.addr = g.realGateway(c, 0)
+		return g
+	}
+	file := filepath.Join(dir, "envoy.yaml")
+	require.NoError(t, os.WriteFile(file, g.render(c.in, func(b *bootstrapv3.Bootstrap) {
+		if !c.onlyAllowed && c.in.isBerths() {
+			b.Admin.AllowPaths = append(b.Admin.AllowPaths, prefix("/listeners"), prefix("/stats"))
+		}
+		if c.patch != nil {
+			c.patch(b)
+		}
+	}), 0o600))
 	supervisor, err := proc.New()
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, supervisor.Close()) })
@@ -197,15 +226,6 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 	})
 	g.envoy, err = supervisor.Start(cmd)
 	require.NoError(t, err)
-	g.admin = envoy.AdminClient(g.settings.AdminSocket)
-	t.Cleanup(g.admin.CloseIdleConnections)
-	if !c.mistaken {
-		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			require.NoError(t, stack.Mistakes(ctx, g.admin))
-		})
-	}
 	require.Eventually(t, func() bool {
 		select {
 		case <-g.envoy.Done():
@@ -218,17 +238,30 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 			return code == http.StatusOK
 		}
 		listeners := g.listeners()
+		if !c.in.isBerths() {
+			g.addr = listeners[otherListener]
+			return g.addr != ""
+		}
 		g.addr, g.health = listeners["ingress"], listeners["health"]
 		return g.addr != "" && g.health != ""
 	}, time.Minute, 20*time.Millisecond)
 	require.False(t, t.Failed())
+	if c.in == behindEnvoyGateway {
+		g.addr = g.realGateway(c, netip.MustParseAddrPort(g.addr).Port())
+	}
 	return g
 }
 
 // render is the bootstrap as Envoy reads it.
-func (g *gateway) render(patch func(*bootstrapv3.Bootstrap)) []byte {
-	bootstrap, err := envoy.Bootstrap(g.settings)
-	require.NoError(g, err)
+func (g *gateway) render(in inEnvoy, patch func(*bootstrapv3.Bootstrap)) []byte {
+	var bootstrap *bootstrapv3.Bootstrap
+	if in.isBerths() {
+		var err error
+		bootstrap, err = envoy.Bootstrap(g.settings)
+		require.NoError(g, err)
+	} else {
+		bootstrap = g.otherEnvoy(in)
+	}
 	patch(bootstrap)
 	raw, err := protojson.Marshal(bootstrap)
 	require.NoError(g, err)

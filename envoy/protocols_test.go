@@ -124,9 +124,11 @@ var echoService = grpc.ServiceDesc{
 	}}},
 }
 
-func startVersatile(t *testing.T) (*edge, *versatile) {
+func startVersatile(t *testing.T) (*edge, *versatile) { return startVersatileIn(t, own) }
+
+func startVersatileIn(t *testing.T, in inEnvoy) (*edge, *versatile) {
 	v := newVersatile()
-	return startEdge(t, func(string) http.Handler { return v }), v
+	return startEdgeIn(t, in, func(string) http.Handler { return v }), v
 }
 
 // clients are an HTTP/1.1 and an HTTP/2 client whose connections all go to Envoy.
@@ -152,6 +154,10 @@ func (e *edge) url(path string) string { return "http://" + e.host("abc") + path
 // stream are 128 KiB; what was sent is much more.
 func (e *edge) flat(f func()) {
 	e.Helper()
+	if e.in == inRealEnvoyGateway { // its Envoy is no process of the test
+		f()
+		return
+	}
 	const most = 32 << 20
 	before, highest := e.rss(), int64(0)
 	done := make(chan struct{})
@@ -200,58 +206,62 @@ func (e *edge) stalls(sent *counter, size int64) {
 }
 
 func TestLargeBodiesPassWithFlatMemory(t *testing.T) {
-	e, v := startVersatile(t)
-	const size = 100 << 20
-	for name, client := range e.clients() {
-		t.Run(name, func(t *testing.T) {
-			e.flat(func() {
-				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, e.url("/upload"), io.LimitReader(zeros{}, size))
-				require.NoError(t, err)
-				r.Header.Set("Expect", "100-continue")
-				response, err := client.Do(r)
-				require.NoError(t, err)
-				body, err := io.ReadAll(response.Body)
-				require.NoError(t, err)
-				response.Body.Close()
-				require.Equal(t, strconv.Itoa(size), string(body))
+	inEachEnvoy(t, func(t *testing.T, in inEnvoy) {
+		e, v := startVersatileIn(t, in)
+		const size = 100 << 20
+		for name, client := range e.clients() {
+			t.Run(name, func(t *testing.T) {
+				e.flat(func() {
+					r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, e.url("/upload"), io.LimitReader(zeros{}, size))
+					require.NoError(t, err)
+					r.Header.Set("Expect", "100-continue")
+					response, err := client.Do(r)
+					require.NoError(t, err)
+					body, err := io.ReadAll(response.Body)
+					require.NoError(t, err)
+					response.Body.Close()
+					require.Equal(t, strconv.Itoa(size), string(body))
+				})
+				e.flat(func() {
+					r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, e.url(fmt.Sprintf("/download?n=%d", size)), http.NoBody)
+					require.NoError(t, err)
+					response, err := client.Do(r)
+					require.NoError(t, err)
+					defer response.Body.Close()
+					n, err := io.CopyN(io.Discard, response.Body, 1<<20)
+					require.NoError(t, err)
+					e.stalls(&v.sent, size)
+					m, err := io.Copy(io.Discard, response.Body)
+					require.NoError(t, err)
+					require.EqualValues(t, size, n+m)
+				})
 			})
-			e.flat(func() {
-				r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, e.url(fmt.Sprintf("/download?n=%d", size)), http.NoBody)
+		}
+	})
+}
+
+func TestEventsArriveOneByOne(t *testing.T) {
+	inEachEnvoy(t, func(t *testing.T, in inEnvoy) {
+		e, v := startVersatileIn(t, in)
+		for name, client := range e.clients() {
+			t.Run(name, func(t *testing.T) {
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, e.url("/events"), http.NoBody)
 				require.NoError(t, err)
 				response, err := client.Do(r)
 				require.NoError(t, err)
 				defer response.Body.Close()
-				n, err := io.CopyN(io.Discard, response.Body, 1<<20)
-				require.NoError(t, err)
-				e.stalls(&v.sent, size)
-				m, err := io.Copy(io.Discard, response.Body)
-				require.NoError(t, err)
-				require.EqualValues(t, size, n+m)
+				lines := bufio.NewReader(response.Body)
+				for i := range 3 { // the next is sent when this one has been read
+					line, err := lines.ReadString('\n')
+					require.NoError(t, err)
+					require.Equal(t, fmt.Sprintf("data: %d\n", i), line)
+					_, err = lines.ReadString('\n')
+					require.NoError(t, err)
+					v.events <- struct{}{}
+				}
 			})
-		})
-	}
-}
-
-func TestEventsArriveOneByOne(t *testing.T) {
-	e, v := startVersatile(t)
-	for name, client := range e.clients() {
-		t.Run(name, func(t *testing.T) {
-			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, e.url("/events"), http.NoBody)
-			require.NoError(t, err)
-			response, err := client.Do(r)
-			require.NoError(t, err)
-			defer response.Body.Close()
-			lines := bufio.NewReader(response.Body)
-			for i := range 3 { // the next is sent when this one has been read
-				line, err := lines.ReadString('\n')
-				require.NoError(t, err)
-				require.Equal(t, fmt.Sprintf("data: %d\n", i), line)
-				_, err = lines.ReadString('\n')
-				require.NoError(t, err)
-				v.events <- struct{}{}
-			}
-		})
-	}
+		}
+	})
 }
 
 func TestTrailersPassBothWays(t *testing.T) {
@@ -296,36 +306,38 @@ func TestContinuePrecedesTheBody(t *testing.T) {
 }
 
 func TestGRPCStreamsBothWaysWithTrailers(t *testing.T) {
-	e, _ := startVersatile(t)
-	conn, err := grpc.NewClient("passthrough:///"+e.addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(e.host("abc")))
-	require.NoError(t, err)
-	defer conn.Close()
-	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test.Echo/Echo")
-	require.NoError(t, err)
-	for i := range 3 { // each answer is there before the next question
-		sent, got := wrapperspb.String(fmt.Sprint(i)), new(wrapperspb.StringValue)
-		require.NoError(t, stream.SendMsg(sent))
-		require.NoError(t, stream.RecvMsg(got))
-		require.Equal(t, sent.GetValue(), got.GetValue())
-	}
-	require.NoError(t, stream.CloseSend())
-	err = stream.RecvMsg(new(wrapperspb.StringValue))
-	require.Equal(t, codes.AlreadyExists, status.Code(err), "%v", err)
-	require.Equal(t, "the end", status.Convert(err).Message())
-	require.Equal(t, []string{"42"}, stream.Trailer().Get("x-sum"))
-
-	// What is refused is refused in gRPC's own way.
-	for host, want := range map[string]codes.Code{
-		e.host("gone"): codes.NotFound, e.host("none"): codes.NotFound, e.host("private"): codes.PermissionDenied, e.host("out"): codes.Unavailable, "x.example.org": codes.InvalidArgument,
-	} {
-		other, err := grpc.NewClient("passthrough:///"+e.addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(host))
+	inEachEnvoy(t, func(t *testing.T, in inEnvoy) {
+		e, _ := startVersatileIn(t, in)
+		conn, err := grpc.NewClient("passthrough:///"+e.addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(e.host("abc")))
 		require.NoError(t, err)
-		err = other.Invoke(t.Context(), "/test.Echo/Echo", wrapperspb.String(""), new(wrapperspb.StringValue))
-		other.Close()
-		require.Equal(t, want, status.Code(err), "%s: %v", host, err)
-		require.NotEmpty(t, status.Convert(err).Message())
-		require.NotContains(t, status.Convert(err).Message(), `{"code"`)
-	}
+		defer conn.Close()
+		stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test.Echo/Echo")
+		require.NoError(t, err)
+		for i := range 3 { // each answer is there before the next question
+			sent, got := wrapperspb.String(fmt.Sprint(i)), new(wrapperspb.StringValue)
+			require.NoError(t, stream.SendMsg(sent))
+			require.NoError(t, stream.RecvMsg(got))
+			require.Equal(t, sent.GetValue(), got.GetValue())
+		}
+		require.NoError(t, stream.CloseSend())
+		err = stream.RecvMsg(new(wrapperspb.StringValue))
+		require.Equal(t, codes.AlreadyExists, status.Code(err), "%v", err)
+		require.Equal(t, "the end", status.Convert(err).Message())
+		require.Equal(t, []string{"42"}, stream.Trailer().Get("x-sum"))
+
+		// What is refused is refused in gRPC's own way.
+		for host, want := range map[string]codes.Code{
+			e.host("gone"): codes.NotFound, e.host("none"): codes.NotFound, e.host("private"): codes.PermissionDenied, e.host("out"): codes.Unavailable, "x.example.org": codes.InvalidArgument,
+		} {
+			other, err := grpc.NewClient("passthrough:///"+e.addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(host))
+			require.NoError(t, err)
+			err = other.Invoke(t.Context(), "/test.Echo/Echo", wrapperspb.String(""), new(wrapperspb.StringValue))
+			other.Close()
+			require.Equal(t, want, status.Code(err), "%s: %v", host, err)
+			require.NotEmpty(t, status.Convert(err).Message())
+			require.NotContains(t, status.Convert(err).Message(), `{"code"`)
+		}
+	})
 }
 
 func TestAllStreamsOfOneConnectionAreServed(t *testing.T) {
@@ -367,10 +379,16 @@ func TestAllStreamsOfOneConnectionAreServed(t *testing.T) {
 	}
 }
 
-func TestWebSocketOverHTTP2(t *testing.T) {
-	e, _ := startVersatile(t)
-	a := e.h2WebSocket(t, e.host("abc"), "/ws")
-	require.Equal(t, http.StatusOK, a.code, "%v %s", a.header, a.body)
+func TestWebSocketsOverBothVersionsOfHTTP(t *testing.T) {
+	inEachEnvoy(t, func(t *testing.T, in inEnvoy) {
+		e, _ := startVersatileIn(t, in)
+		require.Equal(t, http.StatusSwitchingProtocols, e.webSocket(t, e.host("abc"), "/ws", nil).code)
+		if in == behindEnvoyGateway {
+			return // it refuses WebSockets over HTTP/2
+		}
+		a := e.h2WebSocket(t, e.host("abc"), "/ws")
+		require.Equal(t, http.StatusOK, a.code, "%v %s", a.header, a.body)
+	})
 }
 
 // h2WebSocket opens a WebSocket over HTTP/2 (RFC 8441, section 5). If it opens, two messages are echoed.

@@ -9,9 +9,9 @@ import (
 
 // failure is a kind of answer that Envoy generates itself.
 type failure struct {
-	when    string // a filter
-	reason  apierror.Reason
-	message string // a percent sign is allowed only in a command of Envoy
+	when    string          // a filter
+	reason  apierror.Reason // "": the answer passes unchanged
+	message string          // a percent sign is allowed only in a command of Envoy
 }
 
 // apiFailures lists the answers that Envoy generates in place of the API.
@@ -29,11 +29,9 @@ func apiFailures() []failure {
 	}
 }
 
-// failures lists the answers that Envoy generates in place of a sandbox, and those to requests that
-// it does not accept. The first match counts.
+// failures lists the answers that Envoy generates in place of a sandbox. The first match counts.
 func failures() []failure {
 	equal := func(code int) string { return status("EQ", code) }
-	const why = ": %RESPONSE_CODE_DETAILS%"
 	return []failure{
 		// 507: the body is longer than the buffer for the second connection attempt.
 		{
@@ -52,9 +50,17 @@ func failures() []failure {
 		// ext_proc failed or did not answer in time, or the guard refused the request. 504 can
 		// only come from ext_proc, because Envoy has no other time limit.
 		{
-			anyOf(equal(statusRouterError), equal(504), details(`response.code_details.startsWith("rbac_access_denied")`)),
+			anyOf(equal(statusRouterError), equal(504), details(fmt.Sprintf("response.code_details == %q", "rbac_access_denied_matched_policy["+guard+"]"))),
 			apierror.RouterUnavailable, "the router is not ready; try again",
 		},
+	}
+}
+
+// unaccepted lists the answers to requests that Envoy does not accept, behind failures.
+func unaccepted() []failure {
+	equal := func(code int) string { return status("EQ", code) }
+	const why = ": %RESPONSE_CODE_DETAILS%"
+	return []failure{
 		{
 			equal(403), apierror.Forbidden,
 			"only plain HTTP and upgrades to WebSocket are served here, under the scheme of this listener",
@@ -75,7 +81,7 @@ func (f failure) page() string { return string(apierror.New(f.reason, "%s", f.me
 // localReply is how Envoy answers one failure to one kind of client.
 type localReply struct {
 	Filter      string
-	Kind        apierror.Kind
+	Kind        apierror.Kind // none: the answer passes unchanged
 	ContentType string
 	Text        string // the body; "": JSON with Message
 	Message     string
@@ -103,10 +109,21 @@ func replies(s Settings) []localReply {
 	)
 	var all []localReply
 	kinds := failures()
+	if s.Other != nil {
+		// Filters of the other gateway refuse requests as well, and their answers pass unchanged. Envoy knows the route
+		// before the first filter runs. What it refuses itself then is an upgrade, or a body that is not valid.
+		kinds = append(kinds, failure{when: details(fmt.Sprintf(`xds.route_name == %q && !(response.code_details == "upgrade_failed" || `+
+			`response.code_details.startsWith("codec_error") || response.code_details.startsWith("http1."))`, sandboxRoute))})
+	}
+	kinds = append(kinds, unaccepted()...)
 	if s.API != nil {
 		kinds = append(apiFailures(), kinds...)
 	}
 	for _, f := range kinds {
+		if f.reason == "" {
+			all = append(all, localReply{Filter: f.when})
+			continue
+		}
 		kind := apierror.KindOf(f.reason)
 		add := func(who, contentType, text, message, csp string) {
 			filter := f.when

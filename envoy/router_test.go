@@ -148,6 +148,11 @@ func echoing(name string) http.Handler {
 
 func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 	t.Helper()
+	return startEdgeIn(t, own, handler)
+}
+
+func startEdgeIn(t *testing.T, in inEnvoy, handler func(name string) http.Handler) *edge {
+	t.Helper()
 	e := &edge{port: commonPort(t, "127.1.0.1", "127.1.0.2", "127.2.0.1")}
 	at := func(ip string) string { return fmt.Sprintf("%s:%d", ip, e.port) }
 	e.abc, e.def, e.stranger = listen(t, at("127.1.0.1"), handler("abc")), listen(t, at("127.1.0.2"), handler("def")), listen(t, at("127.2.0.1"), handler("stranger"))
@@ -167,6 +172,7 @@ func startEdge(t *testing.T, handler func(name string) http.Handler) *edge {
 	require.NoError(t, err)
 	e.router = &recorder{seen: http.Header{}}
 	e.gateway = startGatewayWith(t, config{
+		in:       in,
 		settings: func(s *envoy.Settings) { s.Paths = true },
 		register: server.Register,
 		codec:    e.router,

@@ -61,6 +61,9 @@ const MaxHold = 30 * time.Second
 // ConnectWindow is how long after its admission a request may still open a connection.
 const ConnectWindow = (1+Retries)*ConnectTimeout + Retries*retryBackOffMax + StallBudget
 
+// Version is the version of Envoy that the configuration is written for and tested with.
+const Version = "1.40.0"
+
 // Settings are the differences between installations.
 type Settings struct {
 	// Listen is the address for clients. Port 0 lets the kernel choose. Required.
@@ -105,6 +108,11 @@ type Settings struct {
 	// MaxHeaderKiB bounds the headers of a request, with its path, in KiB, 8 to 64. Default 40, which
 	// leaves room for 24 KiB of cookies and a URL of 8 KiB.
 	MaxHeaderKiB uint32
+	// Other, if set, makes a configuration of which the Envoy of another gateway gets a part: see EnvoyPatchPolicy
+	// and EnvoyFilter. That gateway has what concerns listeners and the process, and Berth's own gateway has the API:
+	// HealthListen, TLS, ProxyProtocol, API and MaxHeap must be empty. AdminSocket is then a socket at which the
+	// router finds /clusters only. Listen is not used.
+	Other *OtherGateway
 }
 
 // API is where Envoy finds the allocators' HTTP API.
@@ -249,6 +257,14 @@ func (s Settings) withDefaults() (Settings, error) {
 		if t := a.TLS; t != nil && (!filepath.IsAbs(t.CAFile) || !filepath.IsAbs(t.SecretFile) || !hostName.MatchString(t.ServerName)) {
 			errs = append(errs, fmt.Errorf("API: authority %q, secret file %q, name %q: must be absolute paths and a DNS name",
 				t.CAFile, t.SecretFile, t.ServerName))
+		}
+	}
+	if o := s.Other; o != nil {
+		if s.HealthListen.IsValid() || s.TLS != nil || s.ProxyProtocol || s.API != nil || s.MaxHeap != 0 {
+			errs = append(errs, errors.New("another gateway: has its own health check, TLS, PROXY protocol, API and bound on memory"))
+		}
+		if !o.Admin.Addr().IsLoopback() {
+			errs = append(errs, fmt.Errorf("admin interface %v of another gateway: must be an address on loopback", o.Admin))
 		}
 	}
 	if s.TrustedHops > 100 {

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,6 +18,9 @@ func TestRealEnvoyAcceptsTheBootstrap(t *testing.T) {
 	}
 	bin, err := devcluster.EnvoyBinary(t.Context(), nil)
 	require.NoError(t, err)
+	version, err := exec.Command(bin, "--version").Output()
+	require.NoError(t, err)
+	require.Contains(t, string(version), "/"+Version[:strings.LastIndex(Version, ".")+1])
 	for name, settings := range golden() {
 		t.Run(name, func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "berth-")

@@ -16,21 +16,28 @@ func ablations() []*scenario {
 	withEnv := func(name, about string, env ...string) {
 		all = append(all, &scenario{name: name, about: about, kind: kindBerth, env: env})
 	}
-	filter := func(name string) func(node) error {
-		return func(c node) error { return dropFilter(c, name) }
+	filter := func(names ...string) func(node) error {
+		return func(c node) error {
+			for _, name := range names {
+				if err := dropFilter(c, name); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
 	}
 	manager := func(fields ...string) func(node) error {
 		return func(c node) error { return drop(connectionManagerOf(c), fields...) }
 	}
 	processor := func(fields ...string) func(node) error {
-		return func(c node) error { return drop(filterOf(c, "ext_proc"), fields...) }
+		return func(c node) error { return drop(filterOf(c, "router"), fields...) }
 	}
 	without("early-mutations", "no removal of request headers before the filters",
 		manager("early_header_mutation_extensions"))
-	without("mutations", "no removal of headers of answers and trailers by expression", filter("header_mutation"))
-	without("scripts", "no script for credentials, none for cookies", filter("lua"))
-	without("guard", "no guard behind ext_proc", filter("rbac"))
-	without("pool-per-sandbox", "no filter state that splits the connection pools", filter("set_filter_state"))
+	without("mutations", "no removal of headers of answers and trailers by expression", filter("headers"))
+	without("scripts", "no script for credentials, none for cookies", filter("credentials", "cookies"))
+	without("guard", "no guard behind ext_proc", filter("guard"))
+	without("pool-per-sandbox", "no filter state that splits the connection pools", filter("pool"))
 	without("one-route", "one route, and no removal of headers by the virtual host", oneRoute)
 	without("retries", "no retries of a request to a pod", func(c node) error {
 		return eachRoute(c, func(r node) { delete(r["route"].(node), "retry_policy") })
@@ -40,7 +47,7 @@ func ablations() []*scenario {
 	})
 	without("question-retries-at-filter", "the retry policy of a question is at the filter", func(c node) error {
 		options := optionsOf(c, "router")
-		filterOf(c, "ext_proc")["grpc_service"].(node)["retry_policy"] = options["retry_policy"]
+		filterOf(c, "router")["grpc_service"].(node)["retry_policy"] = options["retry_policy"]
 		return drop(options, "retry_policy")
 	})
 	without("forward-rules", "the router gets all headers", processor("forward_rules"))
@@ -75,7 +82,7 @@ func ablations() []*scenario {
 		return nil
 	})
 	without("code-statistics", "with statistics of pods by status code", func(c node) error {
-		return drop(filterOf(c, "router"), "dynamic_stats")
+		return drop(filterOf(c, "upstream"), "dynamic_stats")
 	})
 	without("graceful-close", "Envoy half-closes ext_proc streams instead of resetting them", func(c node) error {
 		return setRuntime(c, "envoy.reloadable_features.ext_proc_graceful_grpc_close", true)
@@ -114,7 +121,7 @@ func connectionManagerOf(c node) node {
 
 func filterOf(c node, name string) node {
 	all := nodes(connectionManagerOf(c)["http_filters"])
-	i := slices.IndexFunc(all, func(f node) bool { return f["name"] == "envoy.filters.http."+name })
+	i := slices.IndexFunc(all, func(f node) bool { return f["name"] == "berth/"+name })
 	return all[i]["typed_config"].(node)
 }
 
@@ -145,7 +152,7 @@ func dropFilter(c node, name string) error {
 	manager := connectionManagerOf(c)
 	all := manager["http_filters"].([]any)
 	kept := slices.DeleteFunc(slices.Clone(all), func(f any) bool {
-		return f.(node)["name"] == "envoy.filters.http."+name
+		return f.(node)["name"] == "berth/"+name
 	})
 	if len(kept) == len(all) {
 		return fmt.Errorf("the configuration has no filter %s", name)

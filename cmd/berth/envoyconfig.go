@@ -6,19 +6,24 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
+// defaultListen is the default of --listen.
+const defaultListen = "0.0.0.0:8080"
+
 type envoyConfigCommand struct {
+	otherGatewayFlags
 	Listen         string   `default:"0.0.0.0:8080" help:"Where clients connect, ip:port."`
 	HealthListen   string   `help:"Where probes and Prometheus find /ready and /stats/prometheus, ip:port. Empty: nowhere."`
 	TLSDir         string   `name:"tls-dir" help:"Directory with tls.crt and tls.key to serve with, read again when they change. Needs --output: a second file is written beside it. Empty: plain HTTP."`
 	TrustedHops    uint32   `placeholder:"PROXIES" help:"How many proxies in front of Envoy set X-Forwarded-For. 0: clients connect to Envoy itself, and what they say in X-Forwarded-* is removed."`
 	ProxyProtocol  bool     `help:"Expect the PROXY protocol, and take the client's address from it. Only a load balancer may be able to connect then."`
-	Domain         string   `help:"Domain of the sandboxes. Needed with --api."`
+	Domain         string   `help:"Domain of the sandboxes. Needed with --api, and with --for=istio and --gateway-tls."`
 	API            []string `name:"api" placeholder:"HOST:PORT" help:"Addresses of the allocators' HTTP API, or of its Service, comma-separated: it is served at api.<domain>. Empty: not at all."`
 	APICA          string   `name:"api-ca" help:"Connect to --api with TLS, and verify it with the authority in this file: the control stream's ca.crt. Needs --output: another file is written beside it. Empty: plain HTTP."`
 	MCP            []string `name:"mcp" placeholder:"HOST:PORT" help:"Addresses of servers that \"berth mcp --http\" runs, or of their Service, comma-separated: api.<domain>/mcp is theirs. They are called in plain HTTP. Needs --api."`
@@ -26,7 +31,7 @@ type envoyConfigCommand struct {
 	Paths          bool     `help:"Let the path name the sandbox. The router needs its own --paths."`
 	MaxHeap        uint64   `placeholder:"BYTES" help:"Bytes of memory near which Envoy refuses requests, at least 67108864; less than the container's limit. 0: no bound."`
 	RouterSocket   string   `default:"/run/berth/router.sock" help:"The router's unix socket."`
-	AdminSocket    string   `default:"/run/berth/envoy-admin.sock" help:"Envoy's own admin socket: what the router's --envoy-admin names."`
+	AdminSocket    string   `default:"/run/berth/envoy-admin.sock" help:"Envoy's own admin socket: what the router's --envoy-admin names. With --for: a socket that shows the page that the router reads, and no other."`
 	MaxConnections uint32   `default:"100000" placeholder:"CONNECTIONS" help:"Bound on clients' connections and on requests in progress, at least 1."`
 	MaxStreams     uint32   `default:"128" placeholder:"REQUESTS" help:"Bound on the requests in progress on one HTTP/2 connection of a client, 1 to 1024."`
 	MaxHeaderKiB   uint32   `name:"max-header-kib" default:"40" placeholder:"KIB" help:"Bound on the headers of a request with its path, in KiB, 8 to 64."`
@@ -49,6 +54,16 @@ func (c *envoyConfigCommand) Run(o *output) error {
 		Listen: listen, HealthListen: health, RouterSocket: c.RouterSocket, AdminSocket: c.AdminSocket,
 		TrustedHops: c.TrustedHops, ProxyProtocol: c.ProxyProtocol, Paths: c.Paths, MaxHeap: c.MaxHeap,
 		MaxConnections: c.MaxConnections, MaxStreams: c.MaxStreams, MaxHeaderKiB: c.MaxHeaderKiB, E2BStatuses: c.E2BStatuses,
+	}
+	if c.For != nil {
+		raw, err := c.print(c, settings)
+		if err != nil {
+			return err
+		}
+		return c.write(o, raw)
+	}
+	if !reflect.ValueOf(c.otherGatewayFlags).IsZero() {
+		return errors.New("--for: needed with the flags of another gateway")
 	}
 	if len(c.API) > 0 {
 		settings.API = &envoy.API{Domain: c.Domain}
@@ -97,8 +112,12 @@ func (c *envoyConfigCommand) Run(o *output) error {
 	if err != nil {
 		return err
 	}
+	return c.write(o, raw)
+}
+
+func (c *envoyConfigCommand) write(o *output, raw []byte) error {
 	if c.Output == "" {
-		_, err = o.out.Write(raw)
+		_, err := o.out.Write(raw)
 		return err
 	}
 	return writeFile(c.Output, raw)

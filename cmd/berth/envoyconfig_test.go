@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -143,4 +144,86 @@ func TestOutputReplacesTheWholeFileOrNothing(t *testing.T) {
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, left, 1, "something is left over")
+}
+
+func TestEnvoyConfigForOtherGatewaysIsOneObject(t *testing.T) {
+	settings := envoy.Settings{
+		Listen: netip.MustParseAddrPort("0.0.0.0:8080"), RouterSocket: "/r", AdminSocket: "/a", TrustedHops: 1, Paths: true, E2BStatuses: true,
+		MaxConnections: 7, MaxStreams: 8, MaxHeaderKiB: 9,
+	}
+	common := []string{
+		"envoy-config", "--gateway-namespace=edge", "--router-socket=/r", "--admin-socket=/a", "--trusted-hops=1", "--paths", "--e2b-statuses",
+		"--max-connections=7", "--max-streams=8", "--max-header-kib=9",
+	}
+	gateway := []string{"--for=envoy-gateway", "--gateway=public", "--gateway-listener=sandboxes"}
+	istio := []string{"--for=istio", "--gateway-labels=istio=edge,app=x", "--gateway-port=8443"}
+	target := envoy.PatchTarget{Namespace: "edge", Gateway: "public", Listener: "sandboxes"}
+	port := envoy.FilterTarget{Namespace: "edge", Labels: map[string]string{"istio": "edge", "app": "x"}, Port: 8443}
+	policy := func(o envoy.OtherGateway, to envoy.PatchTarget) ([]byte, error) {
+		settings.Other = &o
+		return envoy.EnvoyPatchPolicy(settings, to)
+	}
+	filter := func(o envoy.OtherGateway, to envoy.FilterTarget) ([]byte, error) {
+		settings.Other = &o
+		return envoy.EnvoyFilter(settings, to)
+	}
+	at := netip.MustParseAddrPort
+	later, secure := target, port
+	later.EnvoyListener, secure.Domain = "tcp-443", "a.b"
+	for name, c := range map[string]struct {
+		args []string
+		want func() ([]byte, error)
+	}{
+		"Envoy Gateway": {gateway, func() ([]byte, error) { return policy(envoy.OtherGateway{Admin: at("127.0.0.1:19000")}, target) }},
+		"with TLS": {append(slices.Clone(gateway), "--gateway-tls", "--envoy-listener=tcp-443", "--gateway-admin=[::1]:1"), func() ([]byte, error) {
+			return policy(envoy.OtherGateway{TLS: true, Admin: at("[::1]:1")}, later)
+		}},
+		"Istio": {istio, func() ([]byte, error) { return filter(envoy.OtherGateway{Admin: at("127.0.0.1:15000")}, port) }},
+		"Istio with TLS": {append(slices.Clone(istio), "--gateway-tls", "--domain=a.b"), func() ([]byte, error) {
+			return filter(envoy.OtherGateway{TLS: true, Admin: at("127.0.0.1:15000")}, secure)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want, err := c.want()
+			require.NoError(t, err)
+			stdout, err := berth(t, slices.Concat(common, c.args)...)
+			require.NoError(t, err)
+			require.Equal(t, string(want), stdout)
+		})
+	}
+}
+
+func TestFlagsOfOtherGatewaysAreCheckedByName(t *testing.T) {
+	gateway := []string{"--for=envoy-gateway", "--gateway-namespace=edge", "--gateway=public", "--gateway-listener=sandboxes"}
+	istio := []string{"--for=istio", "--gateway-namespace=edge", "--gateway-labels=istio=edge", "--gateway-port=8443"}
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"--for=nginx"}, "--for"},
+		{[]string{"--gateway=public"}, "--for: needed"},
+		{gateway[:3], "--gateway-listener \"\""},
+		{[]string{gateway[0], gateway[2], gateway[3]}, "--gateway-namespace \"\""},
+		{append(gateway, "--gateway=a'b"), "--gateway \"a'b\""},
+		{append(gateway, "--envoy-listener=a'b"), "--envoy-listener \"a'b\""},
+		{append(gateway, "--gateway-admin=10.0.0.1:19000"), "--gateway-admin \"10.0.0.1:19000\": must be ip:port on loopback"},
+		{append(gateway, "--gateway-port=1"), "--gateway-port: has no meaning with --for=envoy-gateway"},
+		{append(gateway, "--gateway-labels=a=b"), "--gateway-labels: has no meaning"},
+		{append(gateway, "--health-listen=0.0.0.0:8082"), "--health-listen: has no meaning"},
+		{append(gateway, "--listen=0.0.0.0:81"), "--listen: has no meaning"},
+		{append(gateway, "--tls-dir=/tls"), "--tls-dir: has no meaning"},
+		{append(gateway, "--proxy-protocol"), "--proxy-protocol: has no meaning"},
+		{append(gateway, "--api=a:80", "--domain=a.b"), "--api: has no meaning"},
+		{append(gateway, "--max-heap=67108864"), "--max-heap: has no meaning"},
+		{append(gateway, "--router-socket=r"), "router socket"},
+		{istio[:3], "--gateway-port \"0\""},
+		{[]string{istio[0], istio[1], istio[3]}, "--gateway-labels \"\""},
+		{append(istio, "--gateway-labels=a/b/c=d"), "--gateway-labels \"a/b/c=d\""},
+		{append(istio, "--gateway-tls"), "--domain \"\""},
+		{append(istio, "--gateway=public"), "--gateway: has no meaning with --for=istio"},
+	} {
+		stdout, err := berth(t, append([]string{"envoy-config"}, c.args...)...)
+		require.ErrorContains(t, err, c.says, "%v", c.args)
+		require.Empty(t, stdout)
+	}
 }

@@ -272,7 +272,7 @@ func (r *router) serveEnvoy(stopping context.Context) error {
 }
 
 // resumeEnvoy undoes a drain of Envoy. A kubelet that restarts the router alone begins one, because it runs the preStop
-// action of that container. Without an Envoy there is nothing to undo.
+// action of that container. Without an Envoy there is nothing to undo, and the Envoy of another gateway has no such page.
 func (r *router) resumeEnvoy(ctx context.Context) {
 	err := envoy.Resume(ctx, envoy.AdminClient(r.flags.EnvoyAdmin))
 	if err != nil && ctx.Err() == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
