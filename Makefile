@@ -43,11 +43,11 @@ ground: build
 .PHONY: test
 test: ground
 	@[ -n "$(RACE)" ] || echo "no C compiler: the race detector is off"
-	@$(MAKE) --no-print-directory -j2 -k test-suites test-core test-memory test-packages
+	@$(MAKE) --no-print-directory -j2 -k test-suites test-core test-memory test-monitoring test-packages
 
 # The suites wait for half of their time. The others use the rest of it, at the lowest priority.
 # The suites build the programs that they judge. The test cache does not know that, so they run always.
-.PHONY: test-suites test-core test-memory test-packages
+.PHONY: test-suites test-core test-memory test-monitoring test-packages
 test-suites:
 	go test $(RACE) $(TEST_FLAGS) -count=1 -p 1 $(SUITES)
 test-core:
@@ -55,6 +55,9 @@ test-core:
 # The race detector multiplies what this test measures, so it has none.
 test-memory:
 	nice -n 19 go test $(TEST_FLAGS) ./allocator -run '^TestFullJournalTakeoverNeedsHalfTheMemory$$'
+# A module of its own.
+test-monitoring:
+	cd tools/monitoring && nice -n 19 go test $(TEST_FLAGS) ./...
 test-packages:
 	nice -n 19 go test $(RACE) $(TEST_FLAGS) -p 3 $$(go list ./... | grep -v -x -F "$$(go list $(SUITES) $(CORE))")
 
@@ -237,6 +240,7 @@ lint:
 	@files=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$files" ] || { echo "not gofmt-ed: $$files"; exit 1; }
 	@echo "building golangci-lint, if it is not in Go's build cache"
 	$(call tool,lint) golangci-lint run ./...
+	cd tools/monitoring && go vet ./...
 
 # The tests that write and check the generated parts of docs/ and the golden files that
 # need nothing built.
@@ -255,7 +259,7 @@ precommit:
 	@[ -z "$(changed)" ] || $(call tool,lint) golangci-lint run $(changed_packages)
 	@$(MAKE) --no-print-directory check-generated check-mutations
 
-## generate: write the generated code: deepcopy, CRDs (also those of the chart), control protocol, journal, agent
+## generate: write the generated code: deepcopy, CRDs (also those of the chart), control protocol, journal, agent, dashboards, rules
 .PHONY: generate
 generate:
 	tools/generate

@@ -1,10 +1,11 @@
 package charts
 
 import (
+	"maps"
 	"net"
 	"os"
 	"path"
-	"regexp"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	podsecurity "k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
@@ -606,29 +608,21 @@ func TestHelmTestGoesThroughTheGateway(t *testing.T) {
 	require.Empty(t, objectsOf[*corev1.Pod](render(t, "full")))
 }
 
-// monitoring has what the Prometheus Operator needs.
-const monitoring = "berth/examples/monitoring.yaml"
-
-func TestMonitoringNamesMetricsAndPortsThatExist(t *testing.T) {
-	raw, err := os.ReadFile(monitoring)
-	require.NoError(t, err)
-	reference, err := os.ReadFile("../docs/reference/metrics.md")
-	require.NoError(t, err)
-	names := regexp.MustCompile(`berth_[a-z_]+`).FindAllString(string(raw), -1)
-	require.Greater(t, len(names), 10)
-	for _, name := range names {
-		require.Contains(t, string(reference), "`"+strings.TrimSuffix(name, "_bucket")+"`")
-	}
+func TestMonitoringScrapesPortsThatExist(t *testing.T) {
 	var monitor struct {
-		Spec struct {
+		Metadata metav1.ObjectMeta `json:"metadata"`
+		Spec     struct {
 			Selector            metav1.LabelSelector    `json:"selector"`
 			PodMetricsEndpoints []struct{ Port string } `json:"podMetricsEndpoints"`
 		} `json:"spec"`
 	}
-	first, _, _ := strings.Cut(string(raw), "\n---\n")
-	require.NoError(t, yaml.Unmarshal([]byte(first), &monitor))
+	all := render(t, "full")
+	raw, err := yaml.Marshal(oneOf(t, all, "PodMonitor").Object)
+	require.NoError(t, err)
+	require.NoError(t, yaml.Unmarshal(raw, &monitor))
+	require.Equal(t, "prometheus", monitor.Metadata.Labels["release"])
 	var served, scraped []string
-	for _, w := range workloads(render(t, "minimal")) {
+	for _, w := range workloads(all) {
 		if labels.SelectorFromSet(monitor.Spec.Selector.MatchLabels).Matches(labels.Set(w.pod.Labels)) {
 			for _, c := range w.containers() {
 				for _, p := range c.Ports {
@@ -642,4 +636,45 @@ func TestMonitoringNamesMetricsAndPortsThatExist(t *testing.T) {
 	}
 	require.Subset(t, served, scraped)
 	require.Len(t, scraped, 3)
+}
+
+func TestRulesAndDashboardsAreTheGeneratedOnes(t *testing.T) {
+	all := render(t, "ipv6", "--set", "monitoring.labels.release=prometheus")
+	rule := oneOf(t, all, "PrometheusRule")
+	require.Equal(t, "prometheus", rule.GetLabels()["release"])
+	raw, err := os.ReadFile("berth/files/rules/berth.yaml")
+	require.NoError(t, err)
+	spec, err := yaml.Marshal(rule.Object["spec"])
+	require.NoError(t, err)
+	require.YAMLEq(t, string(raw), string(spec))
+
+	files, err := filepath.Glob("berth/files/dashboards/*.json")
+	require.NoError(t, err)
+	boards := map[string]string{}
+	for _, o := range all {
+		if o.GetKind() == "ConfigMap" && o.GetLabels()["grafana_dashboard"] == "1" {
+			data, _, err := unstructured.NestedStringMap(o.Object, "data")
+			require.NoError(t, err)
+			maps.Copy(boards, data)
+		}
+	}
+	require.Len(t, boards, len(files))
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.JSONEq(t, string(raw), boards[filepath.Base(file)])
+	}
+	for _, o := range render(t, "minimal") {
+		require.NotContains(t, []string{"PodMonitor", "PrometheusRule"}, o.GetKind())
+		require.NotContains(t, o.GetLabels(), "grafana_dashboard")
+	}
+}
+
+// oneOf returns the only object of a kind.
+func oneOf(t *testing.T, all []object, kind string) object {
+	t.Helper()
+	found := slices.DeleteFunc(slices.Clone(all), func(o object) bool { return o.GetKind() != kind })
+	require.Len(t, found, 1, kind)
+	return found[0]
 }
