@@ -147,6 +147,8 @@ func (c *Console) routes() *http.ServeMux {
 		"POST /sandboxes/{id}/end":             endSandbox,
 		"POST /sandboxes/{id}/timeout":         moveEnd,
 		"POST /sandboxes/{id}/open":            openSandbox,
+		"GET /sandboxes/{id}/terminal":         terminalPage,
+		"GET /sandboxes/{id}/files":            filesPage,
 		"GET /routers":                         routersPage,
 		"GET /routers/{session}/declare-dead":  confirmDead,
 		"POST /routers/{session}/declare-dead": declareDead,
@@ -171,7 +173,7 @@ func redirect(to string) http.HandlerFunc {
 // ServeHTTP answers a request of a browser.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
-	h.Set("Content-Security-Policy", policy("", ""))
+	h.Set("Content-Security-Policy", policy("", "", ""))
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("X-Frame-Options", "DENY")
 	// same-origin and not no-referrer: with that one browsers send "Origin: null" with forms (Fetch Standard, "append a
@@ -253,9 +255,14 @@ func (c *Console) protected(r *http.Request) bool {
 	return r.Header.Get("Upgrade-Insecure-Requests") == "" || r.Header.Get("Sec-Fetch-Site") != ""
 }
 
-// policy is the Content-Security-Policy of a page. connect and forms are further sources of these kinds.
-func policy(connect, forms string) string {
-	return strings.TrimRight("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "+
+// policy is the Content-Security-Policy of a page. connect and forms are further sources of these kinds. Elements style with
+// the nonce apply too, if there is one.
+func policy(connect, forms, nonce string) string {
+	styles := "style-src 'self'"
+	if nonce != "" {
+		styles += " 'nonce-" + nonce + "'"
+	}
+	return strings.TrimRight("default-src 'none'; script-src 'self'; "+styles+"; img-src 'self'; "+
 		"connect-src 'self' "+connect, " ") +
 		strings.TrimRight("; form-action 'self' "+forms, " ") + "; base-uri 'none'; frame-ancestors 'none'"
 }

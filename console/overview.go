@@ -2,12 +2,15 @@ package console
 
 import (
 	"fmt"
+	"html/template"
 	"net/url"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/console/chart"
 )
 
 // card is a number of the overview.
@@ -32,6 +35,9 @@ type overviewData struct {
 	Problems      []problem
 	Events        []event
 	EventsProblem string
+	// Charts are those of the last hour, for operators. ChartsProblem is why there are none.
+	Charts        []template.HTML
+	ChartsProblem string
 }
 
 // overviewEvents is how many events the overview has.
@@ -48,6 +54,7 @@ func overview(v *visit) (page, error) {
 	if v.may(openapi.Admin) {
 		all.Go(func() (err error) { sessions, err = v.api.Sessions(ctx, listed); return err })
 		all.Go(func() (err error) { fences, err = v.api.Fences(ctx, 1); return err })
+		all.Go(func() error { d.Charts, d.ChartsProblem = v.charts(); return nil })
 	}
 	if err := all.Wait(); err != nil {
 		return page{}, err
@@ -57,6 +64,24 @@ func overview(v *visit) (page, error) {
 		d.Cards = append(d.Cards, routersCard(sessions), fencesCard(fences))
 	}
 	return page{name: "overview", Title: "Overview", Section: "Overview", Live: true, Data: d}, nil
+}
+
+// charts draws what happened in the last hour, or says why it does not.
+func (v *visit) charts() (all []template.HTML, problem string) {
+	ctx, cancel := panelOf(v.ctx)
+	defer cancel()
+	h, err := v.api.History(ctx)
+	if err != nil {
+		return nil, sentence("the last hour is not known now: " + reasonOf(err))
+	}
+	for _, one := range chart.Of(h, v.c.o.Now()) {
+		var out strings.Builder
+		if err := one.Draw(&out); err != nil {
+			return nil, sentence("the last hour cannot be drawn: " + err.Error())
+		}
+		all = append(all, template.HTML(out.String())) //nolint:gosec // html/template has made it
+	}
+	return all, ""
 }
 
 // poolCards are the sums over all pools.

@@ -33,6 +33,8 @@ type page struct {
 	// connects and opens: the page connects to sandboxes, or has a form that opens one. Both are to the domain of the
 	// sandboxes only.
 	connects, opens bool
+	// Nonce lets elements style of a script of the page in, for the terminal. Optional.
+	Nonce string
 }
 
 // shell is what the frame around a page shows.
@@ -87,7 +89,7 @@ func (c *Console) write(w http.ResponseWriter, r *http.Request, status int, p pa
 		} else if p.opens {
 			forms = domain
 		}
-		w.Header().Set("Content-Security-Policy", policy(connect, forms))
+		w.Header().Set("Content-Security-Policy", policy(connect, forms, p.Nonce))
 	}
 	var out bytes.Buffer
 	if err := c.pages[p.name].ExecuteTemplate(&out, "layout", s); err != nil {
