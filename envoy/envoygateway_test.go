@@ -3,6 +3,7 @@ package envoy_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"flag"
 	"fmt"
 	"io"
@@ -185,6 +186,11 @@ func (g *gateway) realGateway(c config, backend uint16) (addr string) {
 	cmd.Stdout, cmd.Stderr = &log, &log
 	process, err := supervisor.Start(cmd)
 	require.NoError(g, err)
+	g.Cleanup(func() { // it ends its Envoy, which is in another group of processes
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.NoError(g, process.Stop(ctx, 30*time.Second))
+	})
 	addr = fmt.Sprintf("127.0.0.1:%d", port)
 	require.Eventually(g, func() bool {
 		select {

@@ -189,16 +189,9 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 	if c.memory > 0 {
 		g.memory = newMemoryGroup(t, c.memory) // before the supervisor, which ends what is in it
 	}
-	t.Cleanup(g.admin.CloseIdleConnections)
-	if !c.mistaken {
-		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			require.NoError(t, stack.Mistakes(ctx, g.admin))
-		})
-	}
 	if c.in == inRealEnvoyGateway {
 		g.addr = g.realGateway(c, 0)
+		g.watch(c)
 		return g
 	}
 	file := filepath.Join(dir, "envoy.yaml")
@@ -226,6 +219,7 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 	})
 	g.envoy, err = supervisor.Start(cmd)
 	require.NoError(t, err)
+	g.watch(c)
 	require.Eventually(t, func() bool {
 		select {
 		case <-g.envoy.Done():
@@ -250,6 +244,18 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 		g.addr = g.realGateway(c, netip.MustParseAddrPort(g.addr).Port())
 	}
 	return g
+}
+
+// watch looks at the end of the test, while Envoy still runs, for mistakes that it has counted.
+func (g *gateway) watch(c config) {
+	g.Cleanup(g.admin.CloseIdleConnections)
+	if !c.mistaken {
+		g.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			require.NoError(g, stack.Mistakes(ctx, g.admin))
+		})
+	}
 }
 
 // render is the bootstrap as Envoy reads it.
