@@ -26,6 +26,7 @@ import (
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/internal/options"
 	"github.com/berth-sandbox/berth/internal/rate"
+	"github.com/berth-sandbox/berth/internal/tracing"
 	"github.com/berth-sandbox/berth/internal/wait"
 )
 
@@ -91,8 +92,10 @@ type Options struct {
 	// WallClock stamps records. The clocks of different replicas may differ. Optional: the default
 	// is time.Now.
 	WallClock func() time.Time
-	Metrics   prometheus.Registerer
-	Log       *zap.Logger
+	// Tracer gets the spans of calls. Optional: nil is off.
+	Tracer  *tracing.Tracer
+	Metrics prometheus.Registerer
+	Log     *zap.Logger
 }
 
 // Keys are the API keys. *access.Keys implements it.
@@ -108,6 +111,7 @@ type Allocator struct {
 	control *controlserver.Server
 	api     http.Handler
 	metrics *metrics
+	traces  claimTraces
 	watches *watches
 	inspect *inspect.Reader
 	// serving ends at Close. answering ends at the limit of Close, or when no replica takes the lease that this one has
@@ -172,10 +176,11 @@ func New(o Options) (*Allocator, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.traces.tracer = o.Tracer
 	if a.api, err = rest.New(rest.Options{
 		Allocator: a, Keys: o.Keys, DialLeader: o.DialLeader, AccessKey: o.AccessKey, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
 		MinIdleTimeout: o.ConnectWindow, ReapDryRun: o.ReapDryRun, ClaimQueue: o.MaxWaiting, Log: o.Log,
-		KeyRate: o.KeyRate, Metrics: o.Metrics,
+		KeyRate: o.KeyRate, Metrics: o.Metrics, Tracer: o.Tracer,
 	}); err != nil {
 		return nil, err
 	}

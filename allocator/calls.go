@@ -43,8 +43,9 @@ func (a *Allocator) ClaimWait() time.Duration { return a.o.ClaimWait }
 // Claim implements rest.Allocator. When ctx ends first, a sandbox without an idempotency key is
 // released.
 func (a *Allocator) Claim(ctx context.Context, pool string, ev core.Claim) (core.Sandbox, error) {
-	began := time.Now()
+	began, end := time.Now(), a.traces.begin(ctx)
 	e, err := claim[core.Claimed](ctx, a, pool, ev)
+	end(e.Sandbox)
 	a.metrics.claims.WithLabelValues(outcome(err)).Inc()
 	if err == nil {
 		a.metrics.claimed.Observe(time.Since(began).Seconds())
@@ -55,7 +56,9 @@ func (a *Allocator) Claim(ctx context.Context, pool string, ev core.Claim) (core
 // ClaimBatch implements rest.Allocator. When ctx ends first, sandboxes without an idempotency key are
 // released.
 func (a *Allocator) ClaimBatch(ctx context.Context, pool string, ev core.Claim) ([]core.Sandbox, []string, error) {
+	end := a.traces.begin(ctx)
 	e, err := claim[core.BatchClaimed](ctx, a, pool, ev)
+	end(e.Sandboxes...)
 	a.metrics.batches.WithLabelValues(outcome(err)).Inc()
 	return e.Sandboxes, e.Ended, err
 }
@@ -235,8 +238,9 @@ func (a *Allocator) Serving() context.Context { return a.serving }
 // Answering implements rest.Allocator.
 func (a *Allocator) Answering() context.Context { return a.answering }
 
-// closeWait bounds the wait of Close. A commit takes milliseconds, and the configuration of an agent configureWait.
-const closeWait = 2 * time.Second
+// closeWait bounds the wait of Close. A commit takes milliseconds, and on a busy API server seconds. The configuration of an
+// agent takes configureWait at most.
+const closeWait = 5 * time.Second
 
 // Close ends the work of this replica for the API, because it is shutting down. Streams end. No call begins in its term
 // any more: new ones, and claims that wait for a pod, are held for the next leader and forwarded to it, until limit ends;

@@ -54,6 +54,7 @@ func (t *term) configure(ctx context.Context, e core.Configure) {
 	if err != nil {
 		log.Warn("agent not configured, so its pod is thrown away", zap.Error(err))
 	}
+	t.a.traces.note(e.Sandbox.ID, func(s *claimSteps) { s.configured = time.Now() })
 	t.Submit(core.Configured{ID: e.Sandbox.ID, OK: err == nil, Why: reasonOf(err)})
 }
 

@@ -29,7 +29,10 @@ func (t *term) newEvents(term uint64) error {
 		},
 		Wall: a.o.WallClock, Log: t.log.Named("eventlog"),
 	})
-	t.journal.durable = t.tellEvents
+	t.journal.durable = func(facts []core.Fact) {
+		t.tellEvents(facts)
+		a.traces.durable(facts)
+	}
 	t.webhooks, errs[1] = webhooks.New(webhooks.Options{
 		Store: &webhooks.Objects{Client: k.Berth, Namespace: a.o.Namespace}, Log: t.eventLog, Key: a.o.AccessKey, Guard: a.o.webhookGuard(),
 		Valid: a.lock.valid, Logger: t.log.Named("webhooks"),

@@ -349,6 +349,7 @@ const maxUnreadable = 10
 
 // do carries out an effect. The loop calls it; it never blocks.
 func (t *term) do(e core.Effect) {
+	t.a.traces.effect(e)
 	if !t.a.control.Deliver(t.number, e) && !t.write(e) {
 		t.tell(e)
 	}

@@ -52,6 +52,7 @@ func TestInstallAndUninstallWorkAsThePagesSay(t *testing.T) {
 	if where, err := provider(); err != nil || where != onKind {
 		t.Skip("makes a kind cluster")
 	}
+	t.Parallel() // it has a cluster of its own
 	const made = "    make build image-archives"
 	install := commandsOf(t, "README.md", "## Install", "kind create cluster")
 	require.True(t, strings.HasPrefix(install, made), install)

@@ -22,6 +22,7 @@ import (
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 
 	// The messages that the templates name.
+	_ "github.com/envoyproxy/go-control-plane/envoy/config/trace/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/matcher/action/v3"
@@ -169,8 +170,10 @@ func functions() template.FuncMap {
 		"maxHeaders": value(200),
 		// Other pages of the admin interface can change Envoy or show data of clients.
 		"healthPages": value([]string{"/ready", "/stats/prometheus"}),
-		"drainPages":  value([]string{drainPage, resumePage}),
-		"lookPages":   value([]string{"/clusters"}),
+		// operatorPages change nothing, and have no private key.
+		"operatorPages": value([]string{"/config_dump", "/server_info"}),
+		"drainPages":    value([]string{drainPage, resumePage}),
+		"lookPages":     value([]string{"/clusters"}),
 		"pages": func(name string, pages []string) any {
 			return struct {
 				Name  string

@@ -136,16 +136,19 @@ func TestIngressHidesTheAdminInterface(t *testing.T) {
 }
 
 // The router may connect to the admin socket. Even a compromised router must not change Envoy, or
-// read more than the open requests. It may begin a drain, which takes less than it can refuse by itself.
+// read more than the open requests, the statistics and the configuration, which is no secret. It may begin a drain, which takes less than it can refuse by itself.
 // Invariant: I4
 func TestAdminSocketShowsOnlyUsedPages(t *testing.T) {
 	g := startGatewayWith(t, config{onlyAllowed: true})
 	info, err := os.Stat(g.settings.AdminSocket)
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o660), info.Mode().Perm())
-	for _, target := range []string{"/clusters", "/ready", "/stats/prometheus", "/stats/prometheus?usedonly"} {
+	for _, target := range []string{
+		"/clusters", "/ready", "/stats/prometheus", "/stats/prometheus?usedonly", "/config_dump", "/server_info",
+	} {
 		code, body := g.adminPage(http.MethodGet, target)
 		require.Equal(t, http.StatusOK, code, "%s: %s", target, body)
+		require.NotContains(t, body, "PRIVATE KEY")
 	}
 	_, body := g.adminPage(http.MethodGet, "/clusters")
 	require.Contains(t, body, "pods_h1::")
@@ -155,8 +158,11 @@ func TestAdminSocketShowsOnlyUsedPages(t *testing.T) {
 			if strings.HasPrefix(target, "/healthcheck/") {
 				target += "?x" // without a query they are for drains
 			}
-			if target == "/clusters" {
+			switch target {
+			case "/clusters":
 				target = "/clusters?format=json" // which keeps Envoy's main thread busy for five times as long
+			case "/config_dump", "/server_info":
+				target += "?x"
 			}
 			code, body := g.adminPage(method, target)
 			require.Equal(t, http.StatusForbidden, code, "%s %s: %s", method, target, body)

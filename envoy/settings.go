@@ -92,6 +92,9 @@ type Settings struct {
 	// E2BStatuses answers every client as E2B does if no program listens on a sandbox's port. The
 	// router has the same setting for its own answers.
 	E2BStatuses bool
+	// Traces, if set, has Envoy send spans of requests to a collector. It then removes what clients say of their
+	// own traces.
+	Traces *Traces
 	// Paths allows the path to name the sandbox. Envoy then sends the path to the router,
 	// which may change it.
 	Paths bool
@@ -110,9 +113,17 @@ type Settings struct {
 	MaxHeaderKiB uint32
 	// Other, if set, makes a configuration of which the Envoy of another gateway gets a part: see EnvoyPatchPolicy
 	// and EnvoyFilter. That gateway has what concerns listeners and the process, and Berth's own gateway has the API:
-	// HealthListen, TLS, ProxyProtocol, API and MaxHeap must be empty. AdminSocket is then a socket at which the
+	// HealthListen, TLS, ProxyProtocol, API, MaxHeap and Traces must be empty. AdminSocket is then a socket at which the
 	// router finds /clusters only. Listen is not used.
 	Other *OtherGateway
+}
+
+// Traces says where spans go.
+type Traces struct {
+	// To receives OTLP over gRPC, without TLS.
+	To Endpoint
+	// Percent is the share of requests that are traced, 0 to 100. Clients do not decide.
+	Percent float64
 }
 
 // API is where Envoy finds the allocators' HTTP API.
@@ -260,12 +271,15 @@ func (s Settings) withDefaults() (Settings, error) {
 		}
 	}
 	if o := s.Other; o != nil {
-		if s.HealthListen.IsValid() || s.TLS != nil || s.ProxyProtocol || s.API != nil || s.MaxHeap != 0 {
-			errs = append(errs, errors.New("another gateway: has its own health check, TLS, PROXY protocol, API and bound on memory"))
+		if s.HealthListen.IsValid() || s.TLS != nil || s.ProxyProtocol || s.API != nil || s.MaxHeap != 0 || s.Traces != nil {
+			errs = append(errs, errors.New("another gateway: has its own health check, TLS, PROXY protocol, API, bound on memory and traces"))
 		}
 		if !o.Admin.Addr().IsLoopback() {
 			errs = append(errs, fmt.Errorf("admin interface %v of another gateway: must be an address on loopback", o.Admin))
 		}
+	}
+	if t := s.Traces; t != nil && (t.To.Host == "" || t.To.Port == 0 || !(t.Percent >= 0 && t.Percent <= 100)) {
+		errs = append(errs, fmt.Errorf("traces: receiver %s:%d, %v percent: must be host:port and 0 to 100", t.To.Host, t.To.Port, t.Percent))
 	}
 	if s.TrustedHops > 100 {
 		errs = append(errs, fmt.Errorf("trusted hops %d: must be 0 to 100", s.TrustedHops))

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
+	grpcmetadata "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/berth-sandbox/berth/extproc/wire"
@@ -51,6 +52,9 @@ func (s *Server) process(stream grpc.ServerStream) error {
 	if c.message.Other != "" {
 		defer c.free()
 		return status.Error(codes.InvalidArgument, c.wrongMessage())
+	}
+	if values := grpcmetadata.ValueFromIncomingContext(stream.Context(), "traceparent"); len(values) == 1 {
+		c.traced(values[0])
 	}
 	answer, admitted := c.now()
 	var err error

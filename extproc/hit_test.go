@@ -27,7 +27,7 @@ import (
 // ask returns the encoded answer to an encoded message, without a transport. Envoy has read it.
 func (s *Server) ask(message []byte) ([]byte, error) {
 	h := asker{s}
-	reply, later := h.Now(message)
+	reply, later := h.Now(message, "")
 	if later != nil {
 		reply = later(context.Background(), func([]byte) error { return nil })
 	}
@@ -106,7 +106,7 @@ func TestHitAllocatesNothing(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "10.1.2.3:9000", decoded(t, answer).GetDynamicMetadata().AsMap()["berth"].(map[string]any)["dst"])
 			require.Zero(t, testing.AllocsPerRun(200, func() {
-				if reply, later := (asker{server}).Now(message); later != nil {
+				if reply, later := (asker{server}).Now(message, ""); later != nil {
 					t.Error("no hit")
 				} else {
 					reply.Open.Ended(true)
@@ -150,7 +150,7 @@ func benchmarkHit(b *testing.B, limit rate.Limit) {
 	}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		reply, _ := asker{server}.Now(messages[i%sandboxes])
+		reply, _ := asker{server}.Now(messages[i%sandboxes], "")
 		reply.Open.Ended(true)
 	}
 }

@@ -28,8 +28,9 @@ type asker struct{ server *Server }
 
 // Now admits a request whose route is known. Every other answer comes later, because it may wait, or
 // writes to the log.
-func (h asker) Now(message []byte) (h2.Reply, h2.Later) {
+func (h asker) Now(message []byte, trace string) (h2.Reply, h2.Later) {
 	c := h.server.newCall()
+	c.traced(trace)
 	if err := c.message.Read(message); err != nil {
 		c.free()
 		return h2.Reply{Status: codes.Internal, Text: "the message is no ProcessingRequest: " + err.Error()}, nil
@@ -62,7 +63,7 @@ func (h asker) later(ctx context.Context, c *call, send func([]byte) error) h2.R
 // healthCheck answers Check of grpc.health.v1.
 type healthCheck struct{ server healthv1.HealthServer }
 
-func (h healthCheck) Now(message []byte) (h2.Reply, h2.Later) {
+func (h healthCheck) Now(message []byte, _ string) (h2.Reply, h2.Later) {
 	request, err := healthRequest(message)
 	if err != nil {
 		return failed(err), nil
@@ -83,7 +84,7 @@ func (h healthCheck) Now(message []byte) (h2.Reply, h2.Later) {
 // healthWatch answers Watch of grpc.health.v1, until the client ends it.
 type healthWatch struct{ server healthv1.HealthServer }
 
-func (h healthWatch) Now(message []byte) (h2.Reply, h2.Later) {
+func (h healthWatch) Now(message []byte, _ string) (h2.Reply, h2.Later) {
 	request, err := healthRequest(message)
 	if err != nil {
 		return failed(err), nil

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc/wire"
@@ -46,6 +47,8 @@ type Options struct {
 	Sandboxes     Sandboxes
 	// TeamKeys open sandboxes whose access is that of a team.
 	TeamKeys *TeamKeys
+	// Trace gets each decision about a request that Envoy traces. It must not block. Optional.
+	Trace func(Traced)
 	// GRPCGo has grpc-go serve the socket, instead of package h2. Both answer the same. Optional.
 	GRPCGo  bool
 	Metrics prometheus.Registerer
@@ -252,6 +255,7 @@ type call struct {
 	kept     int           // bytes of waiting that are this call's
 	decision decision
 	answer   wire.Answer // that admits the request
+	trace    string      // of a request that Envoy traces, else ""
 }
 
 func (s *Server) newCall() *call { return s.calls.Get().(*call) }
@@ -260,7 +264,7 @@ func (s *Server) newCall() *call { return s.calls.Get().(*call) }
 func (c *call) free() {
 	c.message.Reset()
 	c.server.waiting.Add(-int64(c.kept))
-	c.request, c.decision, c.kept = request{}, decision{}, 0
+	c.request, c.decision, c.kept, c.trace = request{}, decision{}, 0, ""
 	if cap(c.answer) > maxKeptAnswer {
 		c.answer = nil
 	}
@@ -314,17 +318,20 @@ func (c *call) later(ctx context.Context, hold holder) (answer wire.Answer, admi
 	to, refusal := s.decider.decide(ctx, r, hold)
 	if refusal != nil {
 		refusal.RequestID = string(r.requestID)
+		c.tellTrace(string(refusal.Reason), refusal.SandboxID)
 		s.metrics.requests.WithLabelValues(string(refusal.Reason)).Inc()
 		s.logRefusal(refusal)
 		answer, err = wire.Encode(refused(refusal, r.client(), s.decider.o.E2BStatuses))
 		return answer, false, err
 	}
 	if to.preflight {
+		c.tellTrace(preflightReason, "")
 		s.metrics.requests.WithLabelValues(preflightReason).Inc()
 		answer, err = wire.Encode(preflighted())
 		return answer, false, err
 	}
 	if to.redirect != nil {
+		c.tellTrace(linkReason, to.id.String())
 		s.metrics.requests.WithLabelValues(linkReason).Inc()
 		answer, err = wire.Encode(redirected(to.redirect))
 		return answer, false, err
@@ -339,6 +346,9 @@ func (c *call) admitted() wire.Answer {
 	m := c.server.metrics
 	m.admitted.Inc()
 	c.answer = c.decision.appendAnswer(c.answer[:0])
+	if c.trace != "" {
+		c.tellTrace(metric.OutcomeAdmitted, c.decision.id.String())
+	}
 	if !c.decision.held {
 		m.admission.Observe((time.Since(c.server.started) - c.began).Seconds())
 	}

@@ -80,7 +80,7 @@ func (a *api) origins(next http.Handler) http.Handler {
 const (
 	allowedHeaders = "Origin, Content-Type, Authorization, X-API-Key, X-Team-ID, Idempotency-Key, browser, lang, lang_version, " +
 		"machine, os, package_version, processor, publisher, release, sdk_runtime, system"
-	exposedHeaders = "X-Next-Token, X-Total-Running, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset, Retry-After"
+	exposedHeaders = "X-Next-Token, X-Total-Running, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset, Retry-After, Berth-Trace-Id"
 )
 
 // authenticated lets calls through that have a valid key, and names their caller in the context.

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/internal/tracing"
 )
 
 const (
@@ -94,6 +95,9 @@ func newForwarder(dialTLS dial, log *zap.Logger) *httputil.ReverseProxy {
 			}
 			if at.key != "" {
 				p.Out.Header.Set(keyHeader, at.key)
+			}
+			if span := tracing.From(p.In.Context()); span != nil {
+				p.Out.Header.Set(tracing.Header, span.Header())
 			}
 		},
 		Transport: &http.Transport{

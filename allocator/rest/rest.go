@@ -24,6 +24,7 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/options"
 	"github.com/berth-sandbox/berth/internal/rate"
+	"github.com/berth-sandbox/berth/internal/tracing"
 )
 
 // Bounds of what a client may send.
@@ -182,7 +183,9 @@ type Options struct {
 	KeyRate rate.Limit
 	// Metrics takes the metrics of calls. Optional.
 	Metrics prometheus.Registerer
-	Log     *zap.Logger
+	// Tracer gets the spans of calls. Optional: nil is off.
+	Tracer *tracing.Tracer
+	Log    *zap.Logger
 }
 
 type api struct {

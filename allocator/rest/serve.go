@@ -329,7 +329,9 @@ func (a *api) handle(c action, o *openapi.Operation) http.HandlerFunc {
 			header: http.Header{},
 		}
 		defer p.held.settle(0)
-		a.carryOut(c, o, p, call, body.buf.Bytes())
+		ctx, span := a.trace(r, o)
+		a.carryOut(c, o, p, call.WithContext(ctx), body.buf.Bytes())
+		endTrace(span, p)
 		p.send(w, r)
 	}
 }

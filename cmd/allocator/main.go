@@ -41,6 +41,7 @@ import (
 	"github.com/berth-sandbox/berth/internal/controltls"
 	"github.com/berth-sandbox/berth/internal/localhost"
 	"github.com/berth-sandbox/berth/internal/rate"
+	"github.com/berth-sandbox/berth/internal/tracing"
 )
 
 type flags struct {
@@ -78,6 +79,8 @@ type flags struct {
 	LeaseRenew       time.Duration `default:"3s" help:"How long a leader retries a renewal before it gives the lease up; less than --lease-duration."`
 	LeaseRetry       time.Duration `default:"300ms" help:"Pause between attempts at the lease. A follower extends it by up to a factor of 2.2."`
 	ShutdownAfter    time.Duration `default:"10s" help:"How long calls in progress may take at shutdown."`
+	TracesTo         string        `name:"traces-to" placeholder:"URL" help:"OTLP receiver (gRPC) of the spans of calls, http://host:port or https://host:port. Empty: no traces."`
+	TracePercent     float64       `default:"1" help:"Share of the calls of the HTTP API that are traced, 0 to 100. A call with the header Berth-Trace: 1 is traced too, up to 10 a second."`
 	LogLevel         string        `default:"info" help:"debug, info, warn or error."`
 
 	WallClockOffset time.Duration `default:"0s" hidden:"" help:"For tests: offset of this process's wall clock."`
@@ -122,7 +125,8 @@ type service struct {
 	log             *zap.Logger
 	allocator       *allocator.Allocator
 	metrics         *metric.Registry
-	keys            *access.Keys // nil: the API needs no key
+	tracer          *tracing.Tracer // nil: off
+	keys            *access.Keys    // nil: the API needs no key
 	api, admin      *cli.HTTPServer
 	console         *cli.HTTPServer // nil: there is none
 	pages           *console.Console
@@ -181,6 +185,11 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("name of this machine: %w", err)
 	}
+	if s.tracer, err = tracing.New(context.Background(), tracing.Options{
+		To: s.TracesTo, Percent: s.TracePercent, Service: "berth-allocator", Version: cli.Version(), Instance: host, Log: s.log.Named("traces"),
+	}); err != nil {
+		return nil, fmt.Errorf("--traces-to: %w", err)
+	}
 	s.metrics = metric.NewRegistry(metric.Allocator)
 	if s.allocator, err = allocator.New(allocator.Options{
 		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage,
@@ -189,7 +198,7 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 		Webhooks: s.webhooks(), ReapDryRun: s.ReapDryRun, MaxStale: s.MaxStale, ConnectWindow: s.ConnectWindow, Policy: policy,
 		PublicScheme: public.Scheme, PublicHost: public.Host,
 		WallClock: func() time.Time { return time.Now().Add(s.WallClockOffset) },
-		Metrics:   s.metrics, Log: s.log,
+		Tracer:    s.tracer, Metrics: s.metrics, Log: s.log,
 	}); err != nil {
 		return nil, err
 	}
@@ -354,6 +363,7 @@ func (s *service) shutDown(ctx context.Context, stopRunning func()) {
 	cancel()
 	following.Wait()
 	s.control.Stop()
+	s.tracer.Close(last)
 	s.admin.Stop(last)
 }
 
@@ -406,6 +416,12 @@ func (f *flags) check() (*url.URL, error) {
 	}
 	if f.PodSecurity != pools.PolicyBaseline && f.PodSecurity != pools.PolicyPrivileged {
 		errs = append(errs, fmt.Errorf("--pod-security %q: must be %s or %s", f.PodSecurity, pools.PolicyBaseline, pools.PolicyPrivileged))
+	}
+	if err := tracing.CheckURL(f.TracesTo); f.TracesTo != "" && err != nil {
+		errs = append(errs, fmt.Errorf("--traces-to %w", err))
+	}
+	if !(f.TracePercent >= 0 && f.TracePercent <= 100) {
+		errs = append(errs, fmt.Errorf("--trace-percent %v: must be 0 to 100", f.TracePercent))
 	}
 	if f.MaxStale < time.Second || f.MaxStale > controlserver.MaxMaxStale {
 		errs = append(errs, fmt.Errorf("--max-stale %v: must be 1s to %v", f.MaxStale, controlserver.MaxMaxStale))

@@ -53,6 +53,7 @@ type claimCommand struct {
 	Key         string            `help:"Idempotency key: the same key and claim get the same sandboxes."`
 	Count       int               `default:"1" placeholder:"SANDBOXES" help:"How many to claim in one call, at most 1000: all, or none."`
 	AtLeast     int               `placeholder:"SANDBOXES" help:"How many of --count are enough when --wait is over. Left out: all."`
+	Trace       bool              `help:"Have the allocators send a trace of this claim to the installation's collector, and print its ID."`
 	valueFlags
 }
 
@@ -106,6 +107,11 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 		defer notice.Stop()
 	}
 	t.wait += c.Wait
+	if c.Trace {
+		traced := &traced{next: t.http.Transport}
+		t.http.Transport = traced
+		defer traced.tell(o)
+	}
 	if c.Count > 1 {
 		return c.batch(ctx, o, t, claim)
 	}

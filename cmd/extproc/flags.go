@@ -14,6 +14,7 @@ import (
 	"github.com/berth-sandbox/berth/extproc"
 	"github.com/berth-sandbox/berth/extproc/controlclient"
 	"github.com/berth-sandbox/berth/internal/rate"
+	"github.com/berth-sandbox/berth/internal/tracing"
 )
 
 type flags struct {
@@ -35,6 +36,7 @@ type flags struct {
 	OpenRequests  int           `name:"sandbox-open-requests" default:"0" placeholder:"REQUESTS" help:"Requests and WebSockets that one sandbox may have open at this gateway, by what Envoy held open at the newest look, as a rule a second ago. Further ones get 429. 0: no limit."`
 	ShutdownAfter time.Duration `default:"10s" help:"How long a shutdown may take, above 0: requests in progress first, then Goodbye to the leader, which gets at least the last 2s, or half of a shutdown shorter than 4s. It should be longer than a failover of the allocator."`
 	GRPCGo        bool          `name:"grpc-go" help:"Serve the socket with grpc-go instead of Berth's own HTTP/2 server. It takes about twice the CPU. Both answer the same."`
+	TracesTo      string        `name:"traces-to" placeholder:"URL" help:"OTLP receiver (gRPC) of the spans of decisions about requests that Envoy traces, http://host:port or https://host:port. Empty: no traces."`
 	LogLevel      string        `default:"info" help:"debug, info, warn or error."`
 
 	Version kong.VersionFlag `env:"-" help:"Print the version."`
@@ -83,6 +85,9 @@ func (f *flags) check() ([]netip.Prefix, error) {
 	}
 	if f.OpenRequests < 0 {
 		errs = append(errs, fmt.Errorf("--sandbox-open-requests %d: must be at least 0", f.OpenRequests))
+	}
+	if err := tracing.CheckURL(f.TracesTo); f.TracesTo != "" && err != nil {
+		errs = append(errs, fmt.Errorf("--traces-to %w", err))
 	}
 	if f.ShutdownAfter <= 0 {
 		errs = append(errs, fmt.Errorf("--shutdown-after %v: must be positive", f.ShutdownAfter))

@@ -32,6 +32,7 @@ import (
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/internal/controltls"
 	"github.com/berth-sandbox/berth/internal/rate"
+	"github.com/berth-sandbox/berth/internal/tracing"
 	"github.com/berth-sandbox/berth/lastactive"
 	"github.com/berth-sandbox/berth/lastactive/look"
 	"github.com/berth-sandbox/berth/routecache"
@@ -59,6 +60,7 @@ type router struct {
 	client    *controlclient.Client
 	server    *extproc.Server
 	pages     *admin.Pages
+	tracer    *tracing.Tracer // nil: off
 	// adminHTTP and healthHTTP are bound to their addresses. healthHTTP may be nil.
 	adminHTTP, healthHTTP *cli.HTTPServer
 }
@@ -75,8 +77,12 @@ func (r *router) wire(ctx context.Context, metrics *metric.Registry) error {
 	if err := r.register(metrics); err != nil {
 		return err
 	}
+	if err := r.wireTraces(ctx); err != nil {
+		return err
+	}
 	var err error
 	r.server, err = extproc.New(extproc.Options{
+		Trace:  r.trace(),
 		Socket: r.flags.Socket, GRPCGo: r.flags.GRPCGo, Hosts: r.flags.hosts(), PodCIDRs: r.podCIDRs, E2BStatuses: r.flags.E2BStatuses,
 		Routes: r.sandboxes.Routes(), Sandboxes: r.sandboxes, TeamKeys: &r.teamKeys, Metrics: metrics, Log: r.log.Named("request"),
 	})
@@ -84,6 +90,30 @@ func (r *router) wire(ctx context.Context, metrics *metric.Registry) error {
 		return err
 	}
 	return r.wireHTTP(ctx, metrics)
+}
+
+func (r *router) wireTraces(ctx context.Context) error {
+	host, err := os.Hostname() // in a container: the name of its pod
+	if err != nil {
+		return fmt.Errorf("name of this machine: %w", err)
+	}
+	if r.tracer, err = tracing.New(ctx, tracing.Options{
+		To: r.flags.TracesTo, Service: "berth-router", Version: cli.Version(), Instance: host, Log: r.log.Named("traces"),
+	}); err != nil {
+		return fmt.Errorf("--traces-to: %w", err)
+	}
+	return nil
+}
+
+// trace returns what makes a span of a decision, nil if there are no traces.
+func (r *router) trace() func(extproc.Traced) {
+	if r.tracer == nil {
+		return nil
+	}
+	return func(t extproc.Traced) {
+		r.tracer.Tell("route", t.Parent, t.Began, t.Ended, [2]string{"berth.outcome", t.Outcome},
+			[2]string{"berth.sandbox", t.SandboxID}, [2]string{"berth.request", t.RequestID})
+	}
 }
 
 func (r *router) wireSandboxes(metrics prometheus.Registerer) error {
@@ -232,6 +262,7 @@ func (r *router) serve(ctx context.Context) error {
 		case <-limit.Done():
 		}
 		giveUp()
+		r.tracer.Close(limit)
 		r.adminHTTP.Stop(limit)
 		if r.healthHTTP != nil {
 			r.healthHTTP.Stop(limit)

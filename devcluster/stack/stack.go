@@ -47,6 +47,8 @@ type Options struct {
 	GatewayHosts []string
 	// E2BStatuses answers every client as E2B does for sandboxes that are unknown or have ended, and for closed ports.
 	E2BStatuses bool
+	// Traces has the Envoys send spans. Optional.
+	Traces *envoy.Traces
 	// MaxStale is that of routers and allocators. Default 15 min.
 	MaxStale time.Duration
 	// LeaseDuration of the allocators; renewal and retry follow from it.
@@ -130,7 +132,9 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 	// Only programs of this machine call an API below localhost, unless someone leads others to it on purpose. With
 	// another domain, which may be the name of a tunnel, an API without keys answers no client of a gateway.
 	local := o.Domain == localDomain || strings.HasSuffix(o.Domain, "."+localDomain)
-	settings := envoy.Settings{API: &envoy.API{Domain: o.Domain, LocalClients: local}, E2BStatuses: o.E2BStatuses}
+	settings := envoy.Settings{
+		API: &envoy.API{Domain: o.Domain, LocalClients: local}, E2BStatuses: o.E2BStatuses, Traces: o.Traces,
+	}
 	if o.TLS {
 		if settings.TLS, s.CAFile, err = newCertificate(filepath.Join(c.Dir(), "gateway-tls"), o.Domain); err != nil {
 			return nil, err

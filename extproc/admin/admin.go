@@ -66,7 +66,7 @@ func (p *Pages) Admin() http.Handler {
 	mux := p.o.health("/admin/last-active, /admin/routes, /admin/envoy/..., /healthz, /readyz, /metrics or /debug/pprof/")
 	mux.HandleFunc("GET /admin/last-active", page(p.o.lastActive))
 	mux.HandleFunc("GET /admin/routes", page(p.o.routes))
-	for _, name := range []string{"clusters", "config_dump", "server_info", "stats"} {
+	for _, name := range []string{"clusters", "config_dump", "server_info", "stats/prometheus"} {
 		mux.Handle("GET /admin/envoy/"+name, adminpages.LoopbackOnly(p.o.envoyPage(name)))
 	}
 	adminpages.AddProfiles(mux, nil)

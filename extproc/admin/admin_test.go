@@ -293,7 +293,7 @@ func TestPagesOfEnvoyArePassedOnLocally(t *testing.T) {
 	pages, err = admin.New(r.options)
 	require.NoError(t, err)
 	r.Handler = pages.Admin()
-	require.Equal(t, http.StatusMisdirectedRequest, r.getFrom("router.example.com", "/admin/envoy/stats").Code)
+	require.Equal(t, http.StatusMisdirectedRequest, r.getFrom("router.example.com", "/admin/envoy/stats/prometheus").Code)
 }
 
 type roundTrip func(*http.Request) (*http.Response, error)

@@ -2,7 +2,7 @@
 //
 //	GET /admin/last-active   when each sandbox was last used; ?id= or ?prefix= filter, ?format=text
 //	GET /admin/routes        the route cache; same parameters
-//	GET /admin/envoy/...     clusters, config_dump, server_info or stats of Envoy; always at a loopback address only
+//	GET /admin/envoy/...     clusters, config_dump, server_info, stats/prometheus of Envoy; at a loopback address only
 //	GET /healthz             200 while the process works; does not depend on the allocator
 //	GET /readyz              200 while routes may be served; otherwise 503 and the reason
 //	GET /metrics             Prometheus

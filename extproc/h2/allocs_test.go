@@ -43,8 +43,8 @@ func scripted(t testing.TB, n int) script {
 // always keeps every call open, without memory of its own.
 type always struct{ reply Reply }
 
-func (a *always) Now([]byte) (Reply, Later) { return a.reply, nil }
-func (a *always) Ended(bool)                {}
+func (a *always) Now([]byte, string) (Reply, Later) { return a.reply, nil }
+func (a *always) Ended(bool)                        {}
 
 func newAlways() *always {
 	a := &always{}

@@ -44,6 +44,7 @@ type block struct {
 	pseudo        uint8 // the pseudo-header fields, as bits
 	regular       bool  // it has a field that is none
 	length        int64 // content-length, -1: none
+	trace         string
 	// malformed: it has a field that a request must not have (RFC 9113, sections 8.2 and 8.3).
 	malformed bool
 }
@@ -87,6 +88,8 @@ func (b *block) field(f hpack.HeaderField) {
 		n, err := strconv.ParseUint(f.Value, 10, 63)
 		b.malformed = b.malformed || err != nil || b.ends && n > 0
 		b.length = int64(n)
+	case "traceparent":
+		b.trace = f.Value
 	case "te":
 		b.malformed = b.malformed || f.Value != "trailers"
 	case "connection", "transfer-encoding", "upgrade", "keep-alive", "proxy-connection":

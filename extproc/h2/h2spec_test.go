@@ -95,7 +95,7 @@ func (p *pages) next() error {
 // page answers each message with a page.
 type page struct{}
 
-func (page) Now([]byte) (Reply, Later) { return Reply{Message: make([]byte, 100)}, nil }
+func (page) Now([]byte, string) (Reply, Later) { return Reply{Message: make([]byte, 100)}, nil }
 
 // startPages serves a client of pages. Each method and content type counts as that of a call.
 func startPages(s *Server, accepted *net.TCPConn) {

@@ -17,8 +17,8 @@ import (
 type Handler interface {
 	// Now answers a message if that needs no wait. Otherwise it returns what answers it. The goroutine
 	// that calls it serves the whole connection. message is valid during the call only: what later
-	// needs of it, later has copied.
-	Now(message []byte) (reply Reply, later Later)
+	// needs of it, later has copied. trace is the call's header traceparent (W3C Trace Context), "" for none.
+	Now(message []byte, trace string) (reply Reply, later Later)
 }
 
 // Later answers a message. It runs in a goroutine of its own, and may wait until ctx ends, which it does

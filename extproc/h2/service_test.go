@@ -51,7 +51,7 @@ func newService() *service {
 	return &service{let: make(chan struct{}), blocked: make(chan struct{}, 1<<20), ends: map[string]int{}}
 }
 
-func (s *service) Now(message []byte) (Reply, Later) {
+func (s *service) Now(message []byte, _ string) (Reply, Later) {
 	if bytes.Contains(message, []byte("later")) || bytes.Contains(message, []byte("more")) {
 		message := bytes.Clone(message)
 		return Reply{}, func(ctx context.Context, send func([]byte) error) Reply { return s.later(ctx, message, send) }

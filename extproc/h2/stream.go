@@ -20,6 +20,7 @@ type stream struct {
 	room    int    // what the peer may still send
 	length  int64  // what is missing of its content-length, -1: it has none
 	asked   bool   // the message is complete, or the call has failed
+	trace   string // traceparent
 
 	// Those under the lock of the connection.
 	halfClosed bool // by the peer. Only the reading goroutine sets it.
@@ -59,7 +60,7 @@ func (c *conn) newStream(b *block) *stream {
 	} else {
 		s = new(stream)
 	}
-	*s = stream{id: b.stream, halfClosed: b.ends, window: c.out.firstWindow, room: maxMessage, length: b.length}
+	*s = stream{id: b.stream, halfClosed: b.ends, window: c.out.firstWindow, room: maxMessage, length: b.length, trace: b.trace}
 	return s
 }
 
@@ -122,7 +123,7 @@ func (c *conn) complete(s *stream) {
 
 // ask has a complete message answered.
 func (c *conn) ask(s *stream, message []byte) {
-	reply, later := s.handler.Now(message)
+	reply, later := s.handler.Now(message, s.trace)
 	if later == nil {
 		c.reply(s, reply)
 		return

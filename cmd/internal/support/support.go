@@ -290,7 +290,7 @@ var pages = map[string]struct {
 	"allocator": {9902, map[string]string{"metrics.txt": "/metrics"}},
 	"router": {9901, map[string]string{
 		"metrics.txt": "/metrics", "routes.json": "/admin/routes", "last-active.json": "/admin/last-active",
-		"envoy-config.json": "/admin/envoy/config_dump", "envoy-stats.txt": "/admin/envoy/stats",
+		"envoy-config.json": "/admin/envoy/config_dump", "envoy-stats.txt": "/admin/envoy/stats/prometheus",
 		"envoy-info.json": "/admin/envoy/server_info",
 	}},
 }
