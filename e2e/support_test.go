@@ -39,9 +39,15 @@ func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 	container := &template.Spec.Containers[0]
 	container.Env = append(container.Env, corev1.EnvVar{Name: "KEY", Value: canary + word})
 	e.createPool(pool)
-	a := e.api(http.MethodPost, "/sandboxes",
-		`{"templateID":"`+pool.Name+`","waitTimeout":60,"metadata":{"task":"`+canary+word+`"}}`)
-	require.Equal(t, http.StatusCreated, a.code, a.body)
+	var a answer
+	e.eventually(func() error { // the API may not have seen the pool yet
+		a = e.api(http.MethodPost, "/sandboxes",
+			`{"templateID":"`+pool.Name+`","waitTimeout":60,"metadata":{"task":"`+canary+word+`"}}`)
+		if a.code != http.StatusCreated {
+			return errors.New(a.body)
+		}
+		return nil
+	})
 	var s struct{ SandboxID string }
 	require.NoError(t, json.Unmarshal([]byte(a.body), &s))
 	_, err = e.clients.Kubernetes.CoreV1().Events(e.site.namespace()).Create(t.Context(), &corev1.Event{
