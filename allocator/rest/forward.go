@@ -96,6 +96,7 @@ func newForwarder(dialTLS dial, log *zap.Logger) *httputil.ReverseProxy {
 			if at.key != "" {
 				p.Out.Header.Set(keyHeader, at.key)
 			}
+			p.Out.Header.Del(tracing.Header) // the client's
 			if span := tracing.From(p.In.Context()); span != nil {
 				p.Out.Header.Set(tracing.Header, span.Header())
 			}
