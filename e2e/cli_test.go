@@ -25,11 +25,13 @@ import (
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/client"
+	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
 // commandLine runs the program berth with a configuration of the test's own.
 type commandLine struct {
 	*env
+	program string
 	environ []string
 }
 
@@ -37,7 +39,12 @@ func (e *env) commandLine() *commandLine {
 	dir := e.t.TempDir()
 	key := filepath.Join(dir, "key")
 	require.NoError(e.t, os.WriteFile(key, []byte(e.site.key()+"\n"), 0o600))
-	c := &commandLine{e, append(os.Environ(), "BERTH_CONFIG="+filepath.Join(dir, "config.yaml"), "BERTH_CACHE="+dir)}
+	bin := binDir
+	if bin == "" { // on a real cluster
+		bin = e.t.TempDir()
+		require.NoError(e.t, stack.Build(e.t.Context(), bin, false, "berth"))
+	}
+	c := &commandLine{e, filepath.Join(bin, "berth"), append(os.Environ(), "BERTH_CONFIG="+filepath.Join(dir, "config.yaml"), "BERTH_CACHE="+dir)}
 	_, port, err := net.SplitHostPort(e.address(e.site.front))
 	require.NoError(e.t, err)
 	c.run(0, "context", "set", "e2e", "--api-url=http://"+e.address(e.site.api), "--api-key-file="+key,
@@ -54,7 +61,7 @@ func (e *env) address(dial dialer) string {
 }
 
 func (c *commandLine) command(args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(c.t.Context(), filepath.Join(binDir, "berth"), args...)
+	cmd := exec.CommandContext(c.t.Context(), c.program, args...)
 	cmd.Env = c.environ
 	return cmd
 }
