@@ -31,7 +31,7 @@ type envoyConfigCommand struct {
 	Paths          bool     `help:"Let the path name the sandbox. The router needs its own --paths."`
 	MaxHeap        uint64   `placeholder:"BYTES" help:"Bytes of memory near which Envoy refuses requests, at least 67108864; less than the container's limit. 0: no bound."`
 	TracesTo       string   `name:"traces-to" placeholder:"URL" help:"OTLP receiver (gRPC) of the spans of requests, http://host:port. What clients say of traces of their own is removed then. Empty: no traces."`
-	TracePercent   float64  `default:"1" help:"Share of the requests that are traced, 0 to 100. Clients do not decide."`
+	TracePercent   float64  `default:"1" placeholder:"PERCENT" help:"Share of the requests that are traced, 0 to 100. Clients do not decide."`
 	RouterSocket   string   `default:"/run/berth/router.sock" help:"The router's unix socket."`
 	AdminSocket    string   `default:"/run/berth/envoy-admin.sock" help:"Envoy's own admin socket: what the router's --envoy-admin names. With --for: a socket that shows the page that the router reads, and no other."`
 	MaxConnections uint32   `default:"100000" placeholder:"CONNECTIONS" help:"Bound on clients' connections and on requests in progress, at least 1."`

@@ -230,6 +230,9 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- $errors = append $errors (printf "gateway.hosts: %s must be a DNS name in lower case, without * and without a port" .) }}
 {{- end }}
 {{- end }}
+{{- if not (regexMatch "^(http://([a-zA-Z0-9.-]+|\\[[0-9a-f:]+\\]):[0-9]{1,5})?$" .Values.tracing.to) }}
+{{- $errors = append $errors (printf "tracing.to: %s must be http://host:port of a collector's gRPC receiver, for example http://otel-collector.observability:4317" .Values.tracing.to) }}
+{{- end }}
 {{- if and (gt (int64 .Values.envoy.maxHeapBytes) 0) (lt (int64 .Values.envoy.maxHeapBytes) 67108864) }}
 {{- $errors = append $errors (printf "envoy.maxHeapBytes: %d is too little for Envoy: 67108864 (64 MiB) or more, or 0 for no bound" (int64 .Values.envoy.maxHeapBytes)) }}
 {{- end }}
