@@ -168,7 +168,7 @@ func TestAdminSocketShowsOnlyUsedPages(t *testing.T) {
 			require.Equal(t, http.StatusForbidden, code, "%s %s: %s", method, target, body)
 		}
 	}
-	for _, target := range []string{"/ready/../quitquitquit", "/ready/../config_dump", "/clusters/../quitquitquit", "/stats/prometheus/../../config_dump", "/stats/prometheus?/../../config_dump/../quitquitquit"} {
+	for _, target := range []string{"/ready/../quitquitquit", "/ready/../certs", "/clusters/../quitquitquit", "/stats/prometheus/../../certs", "/stats/prometheus?/../../certs/../quitquitquit"} {
 		code, body := g.adminPage(http.MethodPost, target)
 		require.True(t, code != http.StatusOK || strings.Contains(body, "envoy_server_live"), "%s: %d %s", target, code, body)
 	}
