@@ -9,13 +9,11 @@ import (
 )
 
 type connectData struct {
-	// API is the address of the API at the gateway, Domain that of the sandboxes with a port if it has one.
-	API, Domain string
-	// Port: the domain alone does not lead there, so the SDKs are told the addresses.
-	Port      bool
-	Pool      string
+	// API is the address of the API at the gateway.
+	API, Pool string
 	NeedsKey  bool
 	Snippets  []snippet
+	// Localhost: the names of sandboxes are below localhost.
 	Localhost bool
 }
 
@@ -35,19 +33,18 @@ func connectPage(v *visit) (page, error) {
 	if err != nil {
 		return page{}, err
 	}
-	d.Domain, d.API = u.Host, u.Scheme+"://api."+u.Host
-	d.Port = u.Port() != "" || u.Scheme == "http"
+	d.API = u.Scheme + "://api." + u.Host
 	name := localhost.Hostname(u.Host)
 	d.Localhost = name == "localhost" || strings.HasSuffix(name, ".localhost")
 	key := "<your key>"
 	if !d.NeedsKey {
 		key = "e2b_0000"
 	}
-	environment := "export E2B_DOMAIN=" + u.Host + "\nexport E2B_API_KEY=" + key
-	if d.Port {
-		environment = fmt.Sprintf("export E2B_API_URL=%s\nexport E2B_SANDBOX_URL=%s://%s\n%s",
-			d.API, u.Scheme, u.Host, environment)
+	environment := "export E2B_DOMAIN=" + u.Host
+	if u.Scheme == "http" { // the domain alone is taken for one with TLS
+		environment = fmt.Sprintf("export E2B_API_URL=%s\nexport E2B_SANDBOX_URL=http://%s", d.API, u.Host)
 	}
+	environment += "\nexport E2B_API_KEY=" + key
 	d.Snippets = []snippet{
 		{"env", "Environment of E2B's SDKs", environment},
 		{"js", "JavaScript", fmt.Sprintf(inJavaScript, d.Pool)},

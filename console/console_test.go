@@ -208,6 +208,9 @@ var pagesOf = []string{
 
 func TestSignInLeadsBackToThePage(t *testing.T) {
 	s := open(t, newAPI())
+	require.NotContains(t, s.get(toSignIn(t, s.get("/console/")).String()).Body.String(), "Your session has ended.")
+	s.signIn("k-member")
+	s.now = s.now.Add(13 * time.Hour)
 	u := toSignIn(t, s.get("/console/sandboxes?pool=demo&after=x"))
 	require.Equal(t, "/console/sandboxes?pool=demo&after=x", u.Query().Get("return"))
 	form := s.get(u.String())
@@ -226,6 +229,7 @@ func TestSignInLeadsBackToThePage(t *testing.T) {
 	}
 }
 
+// Invariant: P26
 func TestReturnIsAlwaysAPageOfTheConsole(t *testing.T) {
 	for _, target := range []string{
 		"", "/", "//evil.example", "https://evil.example/console/", "/console/../admin", "/console//evil.example", `/console/\evil`,
@@ -362,6 +366,7 @@ func TestFormsOfOtherOriginsDoNothing(t *testing.T) {
 	}
 }
 
+// Invariant: P26
 func TestOnlyHostsOfTheConsoleAreAnswered(t *testing.T) {
 	s := open(t, newAPI())
 	for _, name := range []string{"evil.example", "127.0.0.1.nip.io", "x.console.example.com", "api.sandbox.example.com", "", "console.example.com:8443"} {
@@ -378,6 +383,7 @@ func TestOnlyHostsOfTheConsoleAreAnswered(t *testing.T) {
 	require.Contains(t, w.Body.String(), "--console-url")
 }
 
+// Invariant: P26
 func TestKeyIsAskedForOnlyOnProtectedConnections(t *testing.T) {
 	for _, test := range []struct {
 		edits []func(*http.Request)
@@ -764,6 +770,24 @@ func TestEntryOpensOneSession(t *testing.T) {
 
 	none := open(t, newAPI())
 	require.Equal(t, http.StatusForbidden, none.get("/console/enter?token=").Code)
+}
+
+func TestConnectHasTheAddressesOfTheInstallation(t *testing.T) {
+	api := newAPI()
+	api.answers["GET /v1/pools"] = openapi.Pools{Pools: []openapi.Pool{poolOf("py")}}
+	s := open(t, api)
+	s.signIn("k-reader")
+	body := s.get("/console/connect").Body.String()
+	for _, line := range []string{
+		"export E2B_DOMAIN=sandbox.example.com:8443\n", "Sandbox.create(&#39;py&#39;)", "curl -X POST https://api.sandbox.example.com:8443/sandboxes", "$E2B_API_KEY",
+	} {
+		require.Contains(t, body, line)
+	}
+	require.NotContains(t, body, "k-reader")
+	plain := api.callers["k-reader"]
+	plain.PublicURL = "http://localhost:8080"
+	api.callers["k-reader"] = plain
+	require.Contains(t, s.get("/console/connect").Body.String(), "export E2B_API_URL=http://api.localhost:8080\nexport E2B_SANDBOX_URL=http://localhost:8080\n")
 }
 
 func TestLinksOfOtherSitesLeadOn(t *testing.T) {

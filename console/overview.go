@@ -124,7 +124,7 @@ func routersCard(s *openapi.Sessions) card {
 
 func fencesCard(f *openapi.Fences) card {
 	kept := len(f.Fences) + f.Truncated
-	return card{Name: "Fences", Value: fmt.Sprint(kept), Note: "pods kept after their release", Path: base + "/fences"}
+	return card{Name: "Fences", Value: fmt.Sprint(kept), Note: "pods kept", Path: base + "/fences"}
 }
 
 func condition(p *openapi.Pool, kind string) *openapi.Condition {

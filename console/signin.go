@@ -182,7 +182,10 @@ func (c *Console) toSignIn(w http.ResponseWriter, r *http.Request, why string) {
 		http.Error(w, "sign in again", http.StatusUnauthorized)
 		return
 	}
-	query := url.Values{"why": {why}}
+	query := url.Values{}
+	if why != "" {
+		query.Set("why", why)
+	}
 	if r.Method == http.MethodGet {
 		query.Set("return", returnPath(r.URL.RequestURI()))
 	}

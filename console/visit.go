@@ -52,7 +52,11 @@ func (c *Console) visited(f func(*visit) (page, error)) http.HandlerFunc {
 				c.write(w, r, http.StatusOK, page{name: "onward", Title: "Berth", Data: returnPath(r.URL.RequestURI())}, nil)
 				return
 			}
-			c.toSignIn(w, r, "ended")
+			why := ""
+			if _, err := r.Cookie(cookieOf(r)); err == nil {
+				why = "ended"
+			}
+			c.toSignIn(w, r, why)
 			return
 		}
 		ctx, cancel := bounded(r, pageWait)
