@@ -20,7 +20,7 @@ const (
 	attemptEvery   = 200 * time.Millisecond
 )
 
-// newAttempts bounds the sign-ins, so that nobody can try many keys.
+// newAttempts bounds the sign-ins, so that no client can try many keys.
 func newAttempts() *rate.Limiter { return rate.NewLimiter(rate.Every(attemptEvery), attemptsAtOnce) }
 
 // signInForm is the page of the sign-in.
