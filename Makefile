@@ -149,10 +149,16 @@ spec:
 kind-e2e: build image-archives
 	BERTH_E2E_PROVIDER=kind go test ./e2e -count=1 -timeout 30m -v
 
-## browser-e2e: pages, private links and a dev server with hot reload in Chromium
+## browser-e2e: pages, private links, a dev server with hot reload and the console in Chromium
 .PHONY: browser-e2e
 browser-e2e: ground chromium
-	BERTH_E2E_CHROMIUM=$$(command -v chromium) go test ./e2e -count=1 -timeout 10m -run Chromium -v
+	BERTH_E2E_CHROMIUM=$$(command -v chromium) go test ./e2e -count=1 -timeout 20m -run Chromium -v
+
+## screenshots: the same tests of the console, and their pictures into docs/img
+.PHONY: screenshots
+screenshots: ground chromium
+	@mkdir -p docs/img
+	BERTH_E2E_CHROMIUM=$$(command -v chromium) BERTH_E2E_SHOTS=$(CURDIR)/docs/img go test ./e2e -count=1 -timeout 20m -run 'Console.*Chromium|Thousands.*Chromium' -v
 
 ## chromium: install Debian's Chromium if there is none; needs root
 .PHONY: chromium

@@ -47,7 +47,7 @@ func installPackages(ctx context.Context) error {
 		all = append(all, packages)
 	}
 	if os.Getenv("BERTH_E2E_CHROMIUM") != "" {
-		all = append(all, devcluster.NPM("playwright-core", playwrightVersion), devcluster.NPM("vite", viteVersion))
+		all = append(all, devcluster.NPM("playwright-core", playwrightVersion), devcluster.NPM("vite", viteVersion), axe)
 	}
 	var some errgroup.Group
 	some.SetLimit(4)

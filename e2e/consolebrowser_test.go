@@ -1,0 +1,105 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/access"
+	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/devcluster"
+	"github.com/berth-sandbox/berth/devcluster/hollow"
+	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/harness"
+	"github.com/berth-sandbox/berth/e2e/history"
+)
+
+// axe finds what is hard to use in a page.
+var axe = devcluster.NPM("axe-core", "4.14.1")
+
+// browseConsole plays a scenario of browser/console.cjs.
+func browseConsole(t *testing.T, scenario, console string, variables ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	command := exec.CommandContext(ctx, "node", filepath.Join("browser", "console.cjs"),
+		installed(t, devcluster.NPM("playwright-core", playwrightVersion)), scenario, installed(t, axe))
+	command.Env = append(append(os.Environ(), "CHROMIUM="+os.Getenv("BERTH_E2E_CHROMIUM"), "CONSOLE="+console,
+		"SHOTS="+os.Getenv("BERTH_E2E_SHOTS")), variables...)
+	out, err := command.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	t.Logf("%s", out)
+}
+
+// consoleKey stores a key for a person who signs in.
+func (e *env) consoleKey(role access.Role) string {
+	key, _ := e.storeKey(access.Caller{Key: fmt.Sprintf("%s-%s", e.pool, role), Team: e.pool, Role: role})
+	return key
+}
+
+// Invariant: P26
+func TestConsoleFromSignInToTheEndOfASandboxInChromium(t *testing.T) {
+	e := withBrowser(t, 0)
+	pool := e.otherPool("agents", 3, agentPool)
+	key := e.consoleKey(access.Admin)
+	home := t.TempDir()
+	require.NoError(t, os.Chmod(filepath.Dir(home), 0o755)) // the shell's own user enters it
+	s := sandboxOf(t, e.as(key, http.MethodPost, "/sandboxes", fmt.Sprintf(
+		`{"templateID":%q,"timeout":900,"envVars":{"HOME":%q},"metadata":{"job":"17"}}`, pool, home)))
+	browseConsole(t, "tour", e.stack.Allocators[0].Console, "KEY="+key, "POOL="+pool, "WARM=4", "SANDBOX="+s.SandboxID,
+		"DIR="+filepath.Join(home, "work"), "DOMAIN="+browserDomain, "ADDRESS="+e.stack.Gateways[0].Addr.Addr().String())
+	require.False(t, e.live(s))
+}
+
+// Invariant: P26
+func TestPageOfASandboxDoesNothingWithTheConsoleInChromium(t *testing.T) {
+	e := withBrowser(t, 2)
+	key := e.consoleKey(access.Admin)
+	mine := sandboxOf(t, e.as(key, http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":900}`, e.pool)))
+	evil := e.claim()
+	browseConsole(t, "stranger", e.stack.Allocators[0].Console, "KEY="+key, "SANDBOX="+mine.SandboxID, "EVIL="+e.urlOf(8080, evil.SandboxID),
+		"DOMAIN="+browserDomain, "ADDRESS="+e.stack.Gateways[0].Addr.Addr().String())
+	require.True(t, e.live(mine))
+}
+
+// The pods have no processes. This API has no keys, and so no sign-in.
+func TestListOfThousandsOfSandboxesIsBoundedInChromium(t *testing.T) {
+	if os.Getenv("BERTH_E2E_CHROMIUM") == "" {
+		t.Skip("needs Chromium: make browser-e2e")
+	}
+	const all, batch = 5000, 1000
+	run := harness.NewRun(t, history.Settings{}, "")
+	b := run.Start(harness.Options{
+		Hollow: &hollow.Options{Nodes: 10}, Stack: stack.Options{BinDir: binDir, LeaseDuration: 15 * time.Second},
+	})
+	b.CreatePool("many", batch, func(p *v1alpha1.SandboxPool) { p.Spec.MaxPods = new(int32(all)) })
+	first := b.Stack.Allocators[0]
+	var last string
+	for claimed := 0; claimed < all; {
+		body := fmt.Sprintf(`{"pool":"many","count":%d,"atLeast":1,"timeout":3600,"waitTimeout":60,"metadata":{"job":"17"}}`,
+			min(batch, all-claimed))
+		var got openapi.Claims
+		require.NoError(t, harness.Wait(t.Context(), func(ctx context.Context) error {
+			a, err := do(ctx, http.DefaultClient, http.MethodPost, first.API+"/v1/claims", "", body)
+			if err == nil && a.code != http.StatusCreated { // the pool is not known yet, or has no pod
+				err = fmt.Errorf("%d %s", a.code, a.body)
+			}
+			if err != nil {
+				return err
+			}
+			return json.Unmarshal([]byte(a.body), &got)
+		}))
+		claimed += len(got.Sandboxes)
+		last = got.Sandboxes[0].SandboxID
+	}
+	browseConsole(t, "many", first.Console, "KEY=", "SANDBOX="+last, "DOMAIN=localhost", "ADDRESS=127.0.0.1")
+}
