@@ -143,3 +143,58 @@ func TestConsoleOfAnAPIWithoutKeysAnswersThisMachineOnly(t *testing.T) {
 		require.Equal(t, http.StatusSeeOther, end(func(*http.Request) {}))
 	})
 }
+
+func TestTeamsHaveTheirLimitsUseAndKeys(t *testing.T) {
+	keys := callers{
+		"admin": {Key: "admin", Team: "ours", Role: access.Admin}, "idle": {Key: "idle", Team: "idle", Role: access.Member},
+		"gone": {Key: "gone", Team: "theirs", Role: access.Member},
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s, stop := serveLeader(t, 5, keys)
+		defer stop()
+		s.claim("gone")
+		s.claim("gone")
+		s.call("admin", "DELETE", "/sandboxes/"+s.claim("admin"), "")
+		delete(keys, "gone") // its sandboxes stay
+		list := func(query string) (all openapi.TeamStatuses) {
+			w := s.call("admin", "GET", "/v1/teams"+query, "")
+			require.Equal(t, http.StatusOK, w.Code, w.Body)
+			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &all))
+			return all
+		}
+		key := func(name, role string) []openapi.KeyOfTeam { return []openapi.KeyOfTeam{{Name: name, Role: role}} }
+		require.Equal(t, openapi.TeamStatuses{Teams: []openapi.TeamStatus{
+			{Team: "idle", Keys: key("idle", "member")}, {Team: "ours", Keys: key("admin", "admin")},
+			{Team: "theirs", Sandboxes: 2, Keys: []openapi.KeyOfTeam{}},
+		}}, list(""))
+		require.Equal(t, openapi.TeamStatuses{Teams: []openapi.TeamStatus{{Team: "idle", Keys: key("idle", "member")}}, Truncated: 2}, list("?limit=1"))
+	})
+}
+
+func TestRecordsAreFoundByTheBeginOfTheIDAndByMetadata(t *testing.T) {
+	keys := callers{"admin": {Key: "admin", Team: "ours", Role: access.Admin}}
+	synctest.Test(t, func(t *testing.T) {
+		s, stop := serveLeader(t, 5, keys)
+		defer stop()
+		plain := s.claim("admin")
+		w := s.call("admin", "POST", "/sandboxes", `{"templateID":"python","metadata":{"job":"a&b"}}`)
+		require.Equal(t, http.StatusCreated, w.Code, w.Body)
+		var marked openapi.Sandbox
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &marked))
+		find := func(query url.Values) (ids []string) {
+			w := s.call("admin", "GET", "/v1/sandboxes?"+query.Encode(), "")
+			require.Equal(t, http.StatusOK, w.Code, w.Body)
+			var page openapi.SandboxRecords
+			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &page))
+			for _, r := range page.Sandboxes {
+				ids = append(ids, r.SandboxID)
+			}
+			return ids
+		}
+		require.Equal(t, []string{plain}, find(url.Values{"prefix": {plain[:8]}}))
+		require.Equal(t, []string{plain}, find(url.Values{"prefix": {plain}}))
+		require.Empty(t, find(url.Values{"prefix": {plain[1:]}}))
+		require.Equal(t, []string{marked.SandboxID}, find(url.Values{"metadata": {"job=a%2526b"}}))
+		require.Empty(t, find(url.Values{"metadata": {"job=a"}}))
+	})
+}
