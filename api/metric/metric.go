@@ -93,11 +93,14 @@ type Row struct {
 	Desc *prometheus.Desc
 }
 
-// Counter is a row of this type, and so are Gauge and Histogram. Each call of New, Vec or Func returns another
-// collector of the row: New of one without labels, Vec of one with labels, and Func of one whose value is read from f.
+// Rows by type. Each call of New, Vec or Func returns another collector of the row: New of one without labels, Vec of
+// one with labels, and Func of one whose value is read from f.
 type (
-	Counter   struct{ *Row }
-	Gauge     struct{ *Row }
+	// Counter is the row of a counter.
+	Counter struct{ *Row }
+	// Gauge is the row of a gauge.
+	Gauge struct{ *Row }
+	// Histogram is the row of a histogram.
 	Histogram struct{ *Row }
 )
 
@@ -175,7 +178,7 @@ func (h Histogram) Vec() *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(h.opts(), h.Labels)
 }
 
-// BucketName, CountName and SumName are the names of the series of a histogram.
+// BucketName is the name of the numbers of observations up to each bound.
 func (h Histogram) BucketName() string { return h.Name + "_bucket" }
 
 // CountName is the name of the number of observations.

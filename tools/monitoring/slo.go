@@ -47,6 +47,7 @@ func slos() []slo {
 	claims := func(by, window string, results, matchers []string) string {
 		return sum(by, rate(series(metric.PoolClaims.Name, join([]string{isOne(metric.Result, results...)}, matchers)...), window))
 	}
+	judged := []string{metric.ResultWarm, metric.ResultWaited, metric.ResultRefused}
 	return []slo{
 		timed(slo{
 			name: "claims_slow", alert: "BerthClaimsAreSlow", objective: 0.999, what: "claims that find a warm pod are granted within 50 ms",
@@ -55,12 +56,10 @@ func slos() []slo {
 		}, metric.PoolClaimWaitSeconds, metric.ClaimBound, is(metric.Result, metric.ResultWarm)),
 		{
 			name: "claims_lack_pods", alert: "BerthClaimsLackPods", objective: 0.99, what: "claims are not refused for lack of pods",
-			bad: func(by, window string, matchers ...string) string {
-				return claims(by, window, []string{metric.ResultRefused}, matchers)
+			bad: func(by, window string, matchers ...string) string { // 0 if none was ever refused
+				return claims(by, window, []string{metric.ResultRefused}, matchers) + " or 0 * " + claims(by, window, judged, matchers)
 			},
-			total: func(by, window string, matchers ...string) string {
-				return claims(by, window, []string{metric.ResultWarm, metric.ResultWaited, metric.ResultRefused}, matchers)
-			},
+			total:       func(by, window string, matchers ...string) string { return claims(by, window, judged, matchers) },
 			summary:     "Claims are refused because pools have no pods",
 			description: "{{ $value | humanizePercentage }} of the claims got no pod in time. 1 % may.",
 		},
