@@ -27,7 +27,8 @@ func (s *series) add(m *Metrics) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ring[s.next%seriesSize] = point{
-		float64(m.Timestamp), float64(int(100*m.CPUUsedPct)) / 100, float64(m.MemUsed), float64(m.MemCache), float64(m.DiskUsed),
+		float64(m.Timestamp), float64(int(100*m.CPUUsedPct)) / 100,
+		float64(m.MemUsed), float64(m.MemCache), float64(m.DiskUsed),
 	}
 	s.next++
 }
@@ -64,7 +65,8 @@ func (a *Agent) KeepSeries(ctx context.Context) {
 	}
 }
 
-// History is the JSON body of GET /metrics/history: what is measured now, and the measurements before, the oldest first.
+// History is the JSON body of GET /metrics/history: what is measured now, and the measurements before, the oldest
+// first.
 type History struct {
 	*Metrics
 	Points []point `json:"points"`

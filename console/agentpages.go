@@ -9,8 +9,8 @@ import (
 	"github.com/berth-sandbox/berth/client"
 )
 
-// agentData is what a page shows that speaks with the agent of a sandbox. The script of the page calls the agent through
-// the gateway, with the token that the API gives to keys that may act for the team of the sandbox.
+// agentData is what a page shows that speaks with the agent of a sandbox. The script of the page calls the agent
+// through the gateway, with the token that the API gives to keys that may act for the team of the sandbox.
 type agentData struct{ ID, Agent, Token, Path string }
 
 // agentOf returns what a page needs to speak with the agent of the sandbox in its address.
@@ -35,7 +35,9 @@ func (v *visit) agentOf() (*agentData, error) {
 
 func terminalPage(v *visit) (page, error) {
 	d, err := v.agentOf()
-	return page{name: "terminal", Title: "Terminal", Section: "Sandboxes", Data: d, connects: true, Nonce: rand.Text()}, err
+	return page{
+		name: "terminal", Title: "Terminal", Section: "Sandboxes", Data: d, connects: true, Nonce: rand.Text(),
+	}, err
 }
 
 func filesPage(v *visit) (page, error) {

@@ -255,8 +255,8 @@ func (c *Console) protected(r *http.Request) bool {
 	return r.Header.Get("Upgrade-Insecure-Requests") == "" || r.Header.Get("Sec-Fetch-Site") != ""
 }
 
-// policy is the Content-Security-Policy of a page. connect and forms are further sources of these kinds. Elements style with
-// the nonce apply too, if there is one.
+// policy is the Content-Security-Policy of a page. connect and forms are further sources of these kinds. Elements
+// style with the nonce apply too, if there is one.
 func policy(connect, forms, nonce string) string {
 	styles := "style-src 'self'"
 	if nonce != "" {

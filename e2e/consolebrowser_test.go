@@ -66,8 +66,8 @@ func TestPageOfASandboxDoesNothingWithTheConsoleInChromium(t *testing.T) {
 	key := e.consoleKey(access.Admin)
 	mine := sandboxOf(t, e.as(key, http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":900}`, e.pool)))
 	evil := e.claim()
-	browseConsole(t, "stranger", e.stack.Allocators[0].Console, "KEY="+key, "SANDBOX="+mine.SandboxID, "EVIL="+e.urlOf(8080, evil.SandboxID),
-		"DOMAIN="+browserDomain, "ADDRESS="+e.stack.Gateways[0].Addr.Addr().String())
+	browseConsole(t, "stranger", e.stack.Allocators[0].Console, "KEY="+key, "SANDBOX="+mine.SandboxID,
+		"EVIL="+e.urlOf(8080, evil.SandboxID), "DOMAIN="+browserDomain, "ADDRESS="+e.stack.Gateways[0].Addr.Addr().String())
 	require.True(t, e.live(mine))
 }
 

@@ -15,8 +15,8 @@ import (
 	"github.com/berth-sandbox/berth/api/openapi"
 )
 
-// The calls are those that E2B's dashboard makes: to the API of E2B, and to its second API at NEXT_PUBLIC_DASHBOARD_API_URL, which
-// is /dashboard here. Its browser part calls the agent with E2B's SDK.
+// The calls are those that E2B's dashboard makes: to the API of E2B, and to its second API at
+// NEXT_PUBLIC_DASHBOARD_API_URL, which is /dashboard here. Its browser part calls the agent with E2B's SDK.
 func TestCallsOfE2BsDashboardAreAnswered(t *testing.T) {
 	onThisMachine(t, "the agent of a real cluster is in an image")
 	e := start(t, 0)
@@ -68,7 +68,8 @@ func TestCallsOfE2BsDashboardAreAnswered(t *testing.T) {
 	var all openapi.SandboxesWithMetrics
 	get("/sandboxes/metrics?sandbox_ids="+s.SandboxID, &all)
 	require.Positive(t, all.Sandboxes[s.SandboxID].MemUsed)
-	if a := e.as(key, http.MethodGet, "/v2/sandboxes/"+s.SandboxID+"/logs?limit=100&direction=backward&level=info&search=x", ""); a.code != http.StatusOK {
+	logs := "/v2/sandboxes/" + s.SandboxID + "/logs?limit=100&direction=backward&level=info&search=x"
+	if a := e.as(key, http.MethodGet, logs, ""); a.code != http.StatusOK {
 		require.Equal(t, http.StatusNotImplemented, a.code, "a node without logs: %s", a.body)
 	}
 
@@ -117,5 +118,6 @@ func TestHistoryShowsClaimsAndLiveSandboxes(t *testing.T) {
 		return nil
 	})
 	member, _ := e.newKey("a", access.Member)
-	require.Equal(t, http.StatusForbidden, e.as(member, http.MethodGet, "/v1/history", "").code, "it has numbers of all teams")
+	refused := e.as(member, http.MethodGet, "/v1/history", "")
+	require.Equal(t, http.StatusForbidden, refused.code, "it has numbers of all teams")
 }

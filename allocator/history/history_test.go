@@ -33,7 +33,9 @@ func TestStepsWithoutMeasurementAreGaps(t *testing.T) {
 	r.Put(3, Point{Claimed: 2})
 	r.Put(3, Point{Claimed: 3}) // two ticks in one step
 	all, _, until := r.Points()
-	require.Equal(t, []Point{{Measured: true, Claimed: 1}, {}, {}, {Measured: true, Claimed: 2}, {Measured: true, Claimed: 3}}, all)
+	require.Equal(t, []Point{
+		{Measured: true, Claimed: 1}, {}, {}, {Measured: true, Claimed: 2}, {Measured: true, Claimed: 3},
+	}, all)
 	require.Equal(t, noon.Add(5*Step), until)
 
 	r.Put(10*Size, Point{Claimed: 4}) // the process was stopped for hours

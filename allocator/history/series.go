@@ -65,11 +65,11 @@ func (s Series) Quantile(before Series, q float64) float64 {
 		if old := was.GetBucket(); i < len(old) {
 			count -= float64(old[i].GetCumulativeCount())
 		}
-		if upper := bucket.GetUpperBound(); count >= rank && count > below {
+		upper := bucket.GetUpperBound()
+		if count >= rank && count > below {
 			return lower + (upper-lower)*(rank-below)/(count-below)
-		} else {
-			lower, below = upper, count
 		}
+		lower, below = upper, count
 	}
 	return lower // above all buckets
 }

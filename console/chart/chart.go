@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// Columns is the number of points of a line, and Rows that of the table.
+	// Columns is the number of points of a line.
 	Columns = 120
-	Rows    = 12
-	// perRow is how many points of a line a row of the table stands for.
+	// Rows is the number of rows of the table, and perRow how many points of a line each stands for.
+	Rows   = 12
 	perRow = Columns / Rows
 	height = 40
 )
@@ -199,7 +199,8 @@ func (c *Chart) describe() string {
 			parts = append(parts, l.Name+": no value")
 			continue
 		}
-		parts = append(parts, fmt.Sprintf("%s: latest %s, highest %s", l.Name, c.Unit.Format(l.latest()), c.Unit.Format(highest)))
+		parts = append(parts, fmt.Sprintf("%s: latest %s, highest %s",
+			l.Name, c.Unit.Format(l.latest()), c.Unit.Format(highest)))
 	}
 	return strings.Join(parts, "; ")
 }
@@ -261,9 +262,11 @@ var figure = template.Must(template.New("chart").Funcs(template.FuncMap{
 {{end}}{{end}}</svg></div>
 <div class="chart-times" aria-hidden="true">{{range .Ticks}}<span>{{clock .}}</span>{{end}}</div>
 <details id="{{.ID}}-table"><summary>Values</summary>
-<div class="scroll" tabindex="0" role="region" aria-label="Values: {{.Title}}"><table><caption>{{.Title}}: {{if .Peak}}the highest{{else}}the mean{{end}} in each 5 minutes, UTC</caption>
+<div class="scroll" tabindex="0" role="region" aria-label="Values: {{.Title}}"><table>
+<caption>{{.Title}}: {{if .Peak}}the highest{{else}}the mean{{end}} in each 5 minutes, UTC</caption>
 <thead><tr><th scope="col">From</th>{{range .Shown}}<th scope="col">{{.Name}}</th>{{end}}</tr></thead>
-<tbody>{{range .Table}}<tr><th scope="row"><time datetime="{{stamp .Time}}">{{clock .Time}}</time></th>{{range .Cells}}<td>{{.}}</td>{{end}}</tr>
+<tbody>{{range .Table}}<tr><th scope="row"><time datetime="{{stamp .Time}}">{{clock .Time}}</time></th>
+{{- range .Cells}}<td>{{.}}</td>{{end}}</tr>
 {{end}}</tbody></table></div></details>
 </figure>
 `))

@@ -59,7 +59,8 @@ func TestNoValueIsDrawnAsAGap(t *testing.T) {
 func TestTableHasTheValuesOfTheDrawing(t *testing.T) {
 	l := full("half", .001)
 	l.Values[Columns-1] = 2
-	c := &Chart{ID: "c", Title: "Time", Unit: Seconds, From: noon.Add(-time.Hour), To: noon, Lines: []Line{l, full("all", math.NaN())}, Peak: true}
+	c := &Chart{ID: "c", Title: "Time", Unit: Seconds, From: noon.Add(-time.Hour), To: noon, Peak: true,
+		Lines: []Line{l, full("all", math.NaN())}}
 	text := drawn(t, c)
 	require.Regexp(t, `datetime="2030-01-01T11:55:00Z">11:55</time></th><td>2 s</td><td></td></tr>`, text)
 	require.Regexp(t, `datetime="2030-01-01T11:00:00Z">11:00</time></th><td>1 ms</td><td></td></tr>`, text)
@@ -69,11 +70,14 @@ func TestTableHasTheValuesOfTheDrawing(t *testing.T) {
 }
 
 func TestScaleHoldsEveryValue(t *testing.T) {
-	for highest, top := range map[float64]string{0: "1", .7: "1", 1: "1", 1.1: "2", 3: "5", 5: "5", 7: "10", 4321: "5000"} {
+	for highest, top := range map[float64]string{
+		0: "1", .7: "1", 1: "1", 1.1: "2", 3: "5", 5: "5", 7: "10", 4321: "5000",
+	} {
 		c := &Chart{ID: "c", Lines: []Line{full("x", highest)}}
 		require.Contains(t, drawn(t, c), `<span class="chart-top">`+top+`</span>`, highest)
 	}
-	require.Contains(t, drawn(t, &Chart{ID: "c", Unit: Share, Lines: []Line{full("x", .2)}}), `<span class="chart-top">100 %</span>`)
+	share := &Chart{ID: "c", Unit: Share, Lines: []Line{full("x", .2)}}
+	require.Contains(t, drawn(t, share), `<span class="chart-top">100 %</span>`)
 }
 
 // The policy of the pages allows no style and no script in a page, and a name may be hostile.
@@ -106,8 +110,9 @@ func TestHistoryFallsIntoTheColumnsOfItsTime(t *testing.T) {
 	slow := .25
 	h := &openapi.History{
 		Since: noon.Add(-time.Minute), Until: noon, StepSeconds: 10,
-		ClaimsClaimed: n(10, 20, 30, -1, -1, 60), PoolWarm: n(3, 0, 0, 0, 0, 0), PoolWaited: n(1, 0, 0, 0, 0, 0), PoolRefused: n(0, 0, 0, 0, 0, 0),
-		Live: n(1, 2, 3, -1, -1, 6), ClaimP50Seconds: []*float64{nil, &slow, nil, nil, nil, nil}, PodFailures: n(0, 1, 0, 0, 0, 0),
+		ClaimsClaimed: n(10, 20, 30, -1, -1, 60), Live: n(1, 2, 3, -1, -1, 6),
+		PoolWarm: n(3, 0, 0, 0, 0, 0), PoolWaited: n(1, 0, 0, 0, 0, 0), PoolRefused: n(0, 0, 0, 0, 0, 0),
+		ClaimP50Seconds: []*float64{nil, &slow, nil, nil, nil, nil}, PodFailures: n(0, 1, 0, 0, 0, 0),
 	}
 	charts := map[string]Chart{}
 	for _, c := range Of(h, noon) {

@@ -31,9 +31,8 @@ func Of(h *openapi.History, now time.Time) []Chart {
 		{ID: "chart-releases", Title: "Releases", Unit: PerSecond, Lines: []Line{
 			rate("by a call", h.ReleasesCalled), rate("idle", h.ReleasesIdle), rate("other reasons", h.ReleasesOther),
 		}},
-		{ID: "chart-acknowledged", Title: "Time until all routers acknowledged a release", Unit: Seconds, Peak: true, Lines: []Line{
-			g.peaks("99 of 100", h.ReleaseAcknowledgedP99Seconds),
-		}},
+		{ID: "chart-acknowledged", Title: "Time until all routers acknowledged a release", Unit: Seconds, Peak: true,
+			Lines: []Line{g.peaks("99 of 100", h.ReleaseAcknowledgedP99Seconds)}},
 		{ID: "chart-errors", Title: "Errors", Unit: PerMinute, Lines: []Line{
 			errors("failed claims", h.ClaimsFailed), errors("failed idle pods", h.PodFailures),
 		}},
