@@ -549,7 +549,7 @@ func TestPagesOfEveryOriginMayCallWithAKey(t *testing.T) {
 			w := callWith(h, method, "/sandboxes", http.Header{"Origin": {"https://page.example"}, "Sec-Fetch-Site": {"cross-site"}, "X-Api-Key": {key}})
 			require.Equal(t, map[string]int{"POST": 201, "GET": 200, "DELETE": 401}[method], w.Code, "%s %s", name, w.Body)
 			require.Equal(t, []string{"*"}, w.Header()["Access-Control-Allow-Origin"], "browsers refuse two of them")
-			require.Equal(t, []string{"X-Next-Token, X-Total-Running, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset, Retry-After"}, w.Header()["Access-Control-Expose-Headers"])
+			require.Equal(t, []string{"X-Next-Token, X-Total-Running, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset, Retry-After, Berth-Trace-Id"}, w.Header()["Access-Control-Expose-Headers"])
 			require.NotContains(t, w.Header(), "Access-Control-Allow-Credentials")
 		}
 	}

@@ -53,6 +53,7 @@ type Parameter struct {
 	kind   string // its JSON type
 	// repeated: an array may be given in several values.
 	repeated bool
+	required bool // it must be in the query
 }
 
 // document is the part of an OpenAPI document that Load reads.
@@ -77,6 +78,8 @@ type parameter struct {
 	Ref  string `json:"$ref"`
 	Name string `json:"name"`
 	In   string `json:"in"`
+	// Required is for parameters of the query.
+	Required bool `json:"required"`
 	// Explode is true if it is absent.
 	Explode *bool `json:"explode"`
 	Schema  struct {
@@ -163,7 +166,8 @@ func (d *document) operation(schemas *schemas, path, method string, raw json.Raw
 		if err != nil {
 			return op, err
 		}
-		op.Query = append(op.Query, Parameter{Name: p.Name, kind: p.Schema.Type, schema: schema, repeated: p.Schema.Type == "array" && (p.Explode == nil || *p.Explode)})
+		op.Query = append(op.Query, Parameter{Name: p.Name, kind: p.Schema.Type, schema: schema, required: p.Required,
+			repeated: p.Schema.Type == "array" && (p.Explode == nil || *p.Explode)})
 	}
 	if o.RequestBody == nil {
 		return op, nil

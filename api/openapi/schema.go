@@ -429,8 +429,10 @@ func distance(a, b string) int {
 
 // CheckQuery checks the parameters of a query. Its error is a *Problem.
 func (o *Operation) CheckQuery(values url.Values) error {
-	if len(values) == 0 {
-		return nil
+	for i := range o.Query {
+		if p := &o.Query[i]; p.required && len(values[p.Name]) == 0 {
+			return &Problem{Field: p.Name, Message: "required"}
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		i := slices.IndexFunc(o.Query, func(p Parameter) bool { return p.Name == name })
