@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"time"
@@ -63,7 +64,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		if err != nil {
-			if err == io.EOF { //nolint:errorlint // io.Reader returns it itself
+			if errors.Is(err, io.EOF) {
 				_ = connection.SetWriteDeadline(time.Now().Add(sendWait))
 			}
 			return
