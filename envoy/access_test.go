@@ -271,6 +271,9 @@ func TestLinkOpensASandboxInABrowser(t *testing.T) {
 				})
 				a := e.webSocket(t, host, "/", http.Header{"Cookie": {own}, "Origin": {r.origin}})
 				require.Equal(t, r.code == 403, a.code == 403, "the handshake of a WebSocket: %d", a.code)
+				if in == behindEnvoyGateway {
+					continue // it refuses every WebSocket over HTTP/2
+				}
 				a = e.h2(":method", "CONNECT", ":protocol", "websocket", ":scheme", "http", ":path", "/", ":authority", host,
 					"sec-websocket-version", "13", "cookie", own, "origin", r.origin)
 				require.Equal(t, r.code == 403, a.code == 403, "over HTTP/2: %d", a.code)
