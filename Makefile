@@ -100,6 +100,7 @@ test-long: ground
 	go test $(RACE) -timeout 60m -count=5 ./devcluster/...
 	go test $(RACE) -timeout 60m -count=3 ./e2e -e2e.long
 	go test -timeout 60m -count=1 -v ./e2e -run TestLatestSDKsAndFrameworksWork -e2e.latest
+	go test -timeout 30m -count=1 -v ./e2e -run TestDashboardsHaveDataAndAlertsFireAndEnd -e2e.prometheus=$$(tools/prometheus prometheus)
 	go test -timeout 30m -count=1 -v ./e2e -run TestAgentDoesNotGrowUnderTheSDKs -e2e.loops=10m
 	go test $(RACE) -timeout 60m -count=1 ./e2e/chaos -chaos.long -chaos.from=$(PREVIOUS)
 	go test $(RACE) -timeout 60m -count=1 ./e2e/reaping -reaping.duration=5m -reaping.reaps=500
