@@ -44,7 +44,8 @@ func (e *env) commandLine() *commandLine {
 		bin = e.t.TempDir()
 		require.NoError(e.t, stack.Build(e.t.Context(), bin, false, "berth"))
 	}
-	c := &commandLine{e, filepath.Join(bin, "berth"), append(os.Environ(), "BERTH_CONFIG="+filepath.Join(dir, "config.yaml"), "BERTH_CACHE="+dir)}
+	environ := append(os.Environ(), "BERTH_CONFIG="+filepath.Join(dir, "config.yaml"), "BERTH_CACHE="+dir)
+	c := &commandLine{e, filepath.Join(bin, "berth"), environ}
 	_, port, err := net.SplitHostPort(e.address(e.site.front))
 	require.NoError(e.t, err)
 	c.run(0, "context", "set", "e2e", "--api-url=http://"+e.address(e.site.api), "--api-key-file="+key,

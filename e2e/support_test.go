@@ -24,8 +24,8 @@ import (
 	"github.com/berth-sandbox/berth/allocator/access"
 )
 
-// A secret is in every place from which the archive is made: in a Secret, in the environment, the command and the
-// annotations of a pool's pods, in the metadata of a claim, in an event, in a call with an unknown key, and in requests.
+// A secret is in every place from which the archive is made: in a Secret, in the environment and the annotations of a
+// pool's pods, in the metadata of a claim, in an event, in a call with an unknown key, and in requests.
 func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 	e := start(t, 0)
 	canary, word := access.NewKey(), "canary-of-the-archive"

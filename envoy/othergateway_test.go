@@ -222,7 +222,7 @@ func TestRouterSeesWhatOtherEnvoysHoldOpen(t *testing.T) {
 		_, err = reader.Look(t.Context())
 		require.ErrorContains(t, err, "first look")
 		opened, end := make(chan struct{}), make(chan struct{})
-		p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(_ http.ResponseWriter, _ *http.Request) {
 			close(opened)
 			<-end
 		}))

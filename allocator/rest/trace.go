@@ -25,7 +25,8 @@ func (a *api) trace(r *http.Request, o *openapi.Operation) (context.Context, *tr
 	}
 	parent := r.Header.Get(tracing.Header)
 	passedOn := r.Header.Get(forwardedHeader) != ""
-	if !(passedOn && tracing.Sampled(parent)) && (passedOn || !a.Tracer.Chosen(r.Header.Get(traceHeader) == "1")) {
+	traced := passedOn && tracing.Sampled(parent) || !passedOn && a.Tracer.Chosen(r.Header.Get(traceHeader) == "1")
+	if !traced {
 		return r.Context(), nil
 	}
 	var links []tracing.Link

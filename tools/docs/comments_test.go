@@ -79,7 +79,8 @@ func TestFilesThatCommentsNameExist(t *testing.T) {
 
 // terms are words of package comments that have the form of a name in Go.
 var terms = []string{
-	"CustomResourceDefinitions", "DataLoss", "GoldenFile", "KiB", "MiB", "NaCl", "OpenAPI", "OpenTelemetry", "WebSockets", "gRPC",
+	"CustomResourceDefinitions", "DataLoss", "GoldenFile", "KiB", "MiB", "NaCl", "OpenAPI", "OpenTelemetry",
+	"WebSockets", "gRPC",
 }
 
 // A package comment names declarations of Go, fields of formats and methods. Each name with a
