@@ -145,10 +145,10 @@ check-mutations:
 spec:
 	@TLA2TOOLS=$(TLA2TOOLS) nice -n 10 tools/spec
 
-## kind-e2e: the end-to-end suite and the chart on a kind cluster of its own; KIND_NODE_IMAGE names the node's image
+## kind-e2e: the end-to-end suite and the chart on a kind cluster of its own; KIND_NODE_IMAGE names the node's image, SKIP tests to leave out
 .PHONY: kind-e2e
 kind-e2e: build image-archives
-	BERTH_E2E_PROVIDER=kind go test ./e2e -count=1 -timeout 30m -v
+	BERTH_E2E_PROVIDER=kind go test ./e2e -count=1 -timeout 30m -v $(if $(SKIP),-skip '$(SKIP)')
 
 ## browser-e2e: pages, private links, a dev server with hot reload and the console in Chromium
 .PHONY: browser-e2e

@@ -29,7 +29,8 @@ func TestFieldsOfLogLinesAreInTheTable(t *testing.T) {
 	of := []string{"level", "time", "logger", "msg", "error"} // the encoder's, and zap.Error
 	field := regexp.MustCompile(`zap\.[A-Z]\w*\(\s*"(\w+)"`)
 	for _, dir := range []string{
-		"allocator", "cmd/allocator", "cmd/extproc", "cmd/internal", "console", "extproc", "internal", "lastactive", "routecache",
+		"allocator", "cmd/allocator", "cmd/extproc", "cmd/internal", "console", "extproc", "internal", "lastactive",
+		"routecache",
 	} {
 		require.NoError(t, filepath.WalkDir(filepath.Join(root, dir), func(path string, _ os.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
