@@ -148,7 +148,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 		"DOMAIN": "sandbox.example.com", "ALLOCATOR": "a:1,b:2", "POD_CIDRS": "10.0.0.0/8,fd00::/8", "SOCKET": "/s", "ENVOY_ADMIN": "/a", "ADMIN_LISTEN": "127.0.0.1:1",
 		"HEALTH_LISTEN": ":2", "CONTROL_TLS_DIR": "/tls", "GATEWAY_HOSTS": "g.example.com,gw.sandbox.example.com", "PATHS": "true",
 		"ADMIN_ANYWHERE": "true", "CACHE_SIZE": "5", "MAX_STALE": "1m", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
-		"SANDBOX_REQUESTS_PER_SECOND": "2.5", "SANDBOX_OPEN_REQUESTS": "7",
+		"SANDBOX_REQUESTS_PER_SECOND": "2.5", "SANDBOX_OPEN_REQUESTS": "7", "TRACES_TO": "http://collector:4317",
 	} {
 		t.Setenv("BERTH_ROUTER_"+name, value)
 	}
@@ -160,6 +160,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 		Domain: "sandbox.example.com", Allocator: []string{"a:1", "b:2"}, PodCIDRs: []string{"10.0.0.0/8", "fd00::/8"}, Socket: "/s",
 		AdminListen: "127.0.0.1:1", AdminAnywhere: true, HealthListen: ":2", ControlTLSDir: "/tls", GatewayHosts: []string{"g.example.com", "gw.sandbox.example.com"}, Paths: true, CacheSize: 5, MaxStale: time.Minute,
 		EnvoyAdmin: "/a", ShutdownAfter: 4 * time.Second, LogLevel: "warn", Requests: 2.5, OpenRequests: 7,
+		TracesTo: "http://collector:4317",
 	}, f)
 	_, err = f.check()
 	require.NoError(t, err)
