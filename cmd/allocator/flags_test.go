@@ -57,7 +57,7 @@ func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
 	} {
 		require.ErrorContains(t, err, wrong)
 	}
-	require.Equal(t, 10, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+	require.Equal(t, 12, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
 }
 
 func TestListenersOutsideLoopbackNeedProtection(t *testing.T) {
