@@ -17,15 +17,14 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/berth-sandbox/berth/allocator/access"
 )
 
 // A secret is in every place from which the archive is made: in a Secret, in the environment and the annotations of a
 // pool's pods, in the metadata of a claim, in an event, in a call with an unknown key, and in requests.
+//
+// Invariant: P6
 func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 	e := start(t, 0)
 	canary, word := access.NewKey(), "canary-of-the-archive"
@@ -66,8 +65,11 @@ func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 	}
 
 	c := e.commandLine()
-	config := kubeconfigOf(t, e.site.restConfig())
-	if shared != nil {
+	var config string
+	if shared == nil {
+		config = e.processes.cluster.Kubeconfig()
+	} else {
+		config = shared.kubeconfig
 		lines := c.run(0, "logs", "--of", s.SandboxID, "--kubeconfig", config)
 		require.Regexp(t, `berth-allocator-\S+ allocator .*createSandbox`, lines)
 		require.Contains(t, c.run(2, "logs", "--of", s.SandboxID, s.SandboxID), "not both")
@@ -137,19 +139,4 @@ func unpack(t *testing.T, file string) map[string]string {
 		require.NotContains(t, files, name)
 		files[name] = string(content)
 	}
-}
-
-// kubeconfigOf writes a configuration into a file.
-func kubeconfigOf(t *testing.T, c *rest.Config) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	require.NoError(t, clientcmd.WriteToFile(clientcmdapi.Config{
-		Clusters: map[string]*clientcmdapi.Cluster{"c": {
-			Server: c.Host, CertificateAuthority: c.CAFile, CertificateAuthorityData: c.CAData}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{"u": {
-			ClientCertificate: c.CertFile, ClientCertificateData: c.CertData, ClientKey: c.KeyFile,
-			ClientKeyData: c.KeyData, Token: c.BearerToken}},
-		Contexts: map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}}, CurrentContext: "x",
-	}, file))
-	return file
 }

@@ -88,6 +88,8 @@ func startReceiver(t *testing.T) (r *receiver, address string) {
 // A request's trace has Envoy's span and the router's decision below it. A client neither chooses the trace nor whether
 // there is one. A claim that asks for a trace gets one with its steps, through a follower too, and its write to the
 // journal is linked to the batch.
+//
+// Invariant: P5
 func TestTracesShowDecisionsAndStepsOfClaims(t *testing.T) {
 	r, address := startReceiver(t)
 	to, err := envoy.ParseEndpoint(address)

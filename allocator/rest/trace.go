@@ -25,7 +25,11 @@ func (a *api) trace(r *http.Request, o *openapi.Operation) (context.Context, *tr
 	}
 	parent := r.Header.Get(tracing.Header)
 	passedOn := r.Header.Get(forwardedHeader) != ""
-	traced := passedOn && tracing.Sampled(parent) || !passedOn && a.Tracer.Chosen(r.Header.Get(traceHeader) == "1")
+	asked := r.Header.Get(traceHeader) == "1"
+	if passedOn { // says the caller, who may be no replica: so this is bounded too
+		asked = tracing.Sampled(parent)
+	}
+	traced := asked && a.Tracer.Asked() || !passedOn && a.Tracer.Chosen()
 	if !traced {
 		return r.Context(), nil
 	}

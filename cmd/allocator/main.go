@@ -80,7 +80,7 @@ type flags struct {
 	LeaseRetry       time.Duration `default:"300ms" help:"Pause between attempts at the lease. A follower extends it by up to a factor of 2.2."`
 	ShutdownAfter    time.Duration `default:"10s" help:"How long calls in progress may take at shutdown."`
 	TracesTo         string        `name:"traces-to" placeholder:"URL" help:"OTLP receiver (gRPC) of the spans of calls, http://host:port or https://host:port. Empty: no traces."`
-	TracePercent     float64       `default:"1" placeholder:"PERCENT" help:"Share of the calls of the HTTP API that are traced, 0 to 100. A call with the header Berth-Trace: 1 is traced too, up to 10 a second."`
+	TracePercent     float64       `default:"1" placeholder:"PERCENT" help:"Share of the calls of the HTTP API that are traced, 0 to 100. A call with the header Berth-Trace: 1 is traced too, up to 100 a second."`
 	LogLevel         string        `default:"info" help:"debug, info, warn or error."`
 
 	WallClockOffset time.Duration `default:"0s" hidden:"" help:"For tests: offset of this process's wall clock."`

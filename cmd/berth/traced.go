@@ -26,7 +26,7 @@ func (t *traced) RoundTrip(r *http.Request) (*http.Response, error) {
 func (t *traced) tell(o *output) {
 	text := "trace " + t.id
 	if t.id == "" {
-		text = "no trace: the allocators have no --traces-to, or more than 10 calls of this second asked for one"
+		text = "no trace: the allocators have no --traces-to, or more than 100 calls of this second asked for one"
 	}
 	fmt.Fprintln(o.err, text)
 }

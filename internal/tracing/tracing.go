@@ -36,8 +36,8 @@ const Header = "traceparent"
 const (
 	// exportTime bounds one call to the collector.
 	exportTime = 10 * time.Second
-	// forcedPerSecond bounds the calls that are traced because their caller asks for it.
-	forcedPerSecond = 10
+	// askedPerSecond bounds the calls that are traced because a caller or another replica asks for it.
+	askedPerSecond = 100
 )
 
 // Options configure a Tracer. All are required but Percent.
@@ -56,7 +56,7 @@ type Tracer struct {
 	provider *sdk.TracerProvider
 	tracer   trace.Tracer
 	share    float64
-	forced   *rate.Limiter
+	asked    *rate.Limiter
 }
 
 // CheckURL returns an error that says what the URL of a collector must be.
@@ -102,7 +102,7 @@ func New(ctx context.Context, o Options) (*Tracer, error) {
 	)
 	return &Tracer{
 		provider: provider, tracer: provider.Tracer("berth"), share: o.Percent / 100,
-		forced: rate.NewLimiter(forcedPerSecond, forcedPerSecond),
+		asked: rate.NewLimiter(askedPerSecond, askedPerSecond),
 	}, nil
 }
 
@@ -113,10 +113,11 @@ func (t *Tracer) Close(ctx context.Context) {
 	}
 }
 
-// Chosen reports whether a call is traced. forced says that its caller asks for it.
-func (t *Tracer) Chosen(forced bool) bool {
-	return t != nil && (forced && t.forced.Allow() || t.share > 0 && rand.Float64() < t.share)
-}
+// Chosen reports whether a call is among the share that is traced.
+func (t *Tracer) Chosen() bool { return t != nil && t.share > 0 && rand.Float64() < t.share }
+
+// Asked reports whether one more call may be traced because its caller asks for it.
+func (t *Tracer) Asked() bool { return t != nil && t.asked.Allow() }
 
 // Span is a span that has begun. A nil *Span is valid: the call is not traced.
 type Span struct {

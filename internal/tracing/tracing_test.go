@@ -27,7 +27,7 @@ func TestTracerThatIsOffCostsNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, off)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		require.False(t, off.Chosen(true))
+		require.False(t, off.Chosen() || off.Asked())
 		span := tracing.From(context.Background())
 		span.Set("a", "b")
 		span.End("")
@@ -55,19 +55,19 @@ func TestSpansWithoutACollectorBlockNothing(t *testing.T) {
 	tracer.Close(over)
 }
 
-func TestForcedTracesAreBoundedPerSecond(t *testing.T) {
+func TestTracesThatAreAskedForAreBounded(t *testing.T) {
 	tracer, err := tracing.New(t.Context(), tracing.Options{
 		To: "http://127.0.0.1:1", Service: "test", Version: "0", Instance: "0", Log: zap.NewNop()})
 	require.NoError(t, err)
-	forced := 0
-	for range 1000 {
-		require.False(t, tracer.Chosen(false), "the share is 0")
-		if tracer.Chosen(true) {
-			forced++
+	asked := 0
+	for range 100_000 {
+		require.False(t, tracer.Chosen(), "the share is 0")
+		if tracer.Asked() {
+			asked++
 		}
 	}
-	require.GreaterOrEqual(t, forced, 10)
-	require.Less(t, forced, 1000)
+	require.GreaterOrEqual(t, asked, 100)
+	require.Less(t, asked, 50_000)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	tracer.Close(over)

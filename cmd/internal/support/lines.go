@@ -60,19 +60,17 @@ func Lines(ctx context.Context, l Logs) (lines []Line, failed []File, err error)
 	var reading sync.WaitGroup
 	var mu sync.Mutex
 	for _, p := range pods {
-		for _, s := range append(slices.Clone(p.Status.InitContainerStatuses), p.Status.ContainerStatuses...) {
-			for _, previous := range []bool{false, true}[:1+min(s.RestartCount, 1)] {
-				turns <- struct{}{}
-				reading.Go(func() {
-					defer func() { <-turns }()
-					found, err := l.read(ctx, client, &p, s.Name, previous)
-					mu.Lock()
-					defer mu.Unlock()
-					if lines = append(lines, found...); err != nil {
-						failed = append(failed, File{Name: p.Name + " " + s.Name, Error: err.Error()})
-					}
-				})
-			}
+		for _, log := range logsOf(&p, l.Since) {
+			turns <- struct{}{}
+			reading.Go(func() {
+				defer func() { <-turns }()
+				found, err := l.read(ctx, client, &p, log)
+				mu.Lock()
+				defer mu.Unlock()
+				if lines = append(lines, found...); err != nil {
+					failed = append(failed, File{Name: p.Name + " " + log.Container, Error: err.Error()})
+				}
+			})
 		}
 	}
 	reading.Wait()
@@ -89,13 +87,11 @@ func inNamespace(namespace string) string {
 
 // read reads the log of one container.
 func (l *Logs) read(
-	ctx context.Context, client kubernetes.Interface, p *corev1.Pod, container string, previous bool,
+	ctx context.Context, client kubernetes.Interface, p *corev1.Pod, log corev1.PodLogOptions,
 ) (lines []Line, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sourceLimit)
 	defer cancel()
-	stream, err := client.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
-		Container: container, Previous: previous, Timestamps: true, SinceSeconds: new(int64(l.Since.Seconds())),
-	}).Stream(ctx)
+	stream, err := client.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &log).Stream(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +111,7 @@ func (l *Logs) read(
 		if err != nil {
 			return lines, err
 		}
-		if lines = append(lines, Line{when, p.Name, container, text}); len(lines) == mostLines {
+		if lines = append(lines, Line{when, p.Name, log.Container, text}); len(lines) == mostLines {
 			return lines, fmt.Errorf("more than %d lines", mostLines)
 		}
 	}

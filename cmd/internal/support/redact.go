@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/berth-sandbox/berth/api/sandboxid"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
 // removed stands for what was removed.
@@ -104,7 +105,7 @@ func place(v any, commands bool) {
 		delete(v, "managedFields")
 		if meta, ok := v["metadata"].(map[string]any); ok {
 			labels, _ := meta["labels"].(map[string]any)
-			commands = commands || labels["app.kubernetes.io/name"] == "berth"
+			commands = commands || labels["app.kubernetes.io/name"] == "berth" && labels[v1alpha1.LabelPool] == nil
 		}
 		for name, value := range v {
 			field := strings.ToLower(strings.NewReplacer("_", "", "-", "").Replace(name))
@@ -117,9 +118,9 @@ func place(v any, commands bool) {
 				switch {
 				case field == "env" || field == "envs" || field == "envvars" || field == "secrets" || field == "headers" ||
 					field == "stringdata" || field == "data" || field == "binarydata" || field == "metadata" && !isObjectMeta(inner):
-					clear(inner, func(string) bool { return false })
+					empty(inner, func(string) bool { return false })
 				case field == "annotations":
-					clear(inner, ownAnnotation)
+					empty(inner, ownAnnotation)
 				case field == "terminated" && inner["message"] != nil && !commands: // the container wrote it
 					inner["message"] = removed
 				}
@@ -160,8 +161,8 @@ func ownAnnotation(name string) bool {
 		(domain == "berth.sh" || domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io"))
 }
 
-// clear removes the values whose names are not kept.
-func clear(m map[string]any, kept func(string) bool) {
+// empty removes the values whose names are not kept.
+func empty(m map[string]any, kept func(string) bool) {
 	for name := range m {
 		if !kept(name) {
 			m[name] = removed

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/podnet"
 )
 
@@ -238,12 +239,12 @@ func (c *collection) objects(namespace string) []Source {
 	return all
 }
 
-// ownPods returns Berth's pods of a namespace, or of all.
+// ownPods returns Berth's pods of a namespace, or of all. The template of a pool may have Berth's labels too.
 func ownPods(ctx context.Context, client kubernetes.Interface, namespace string) ([]corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, sourceLimit)
 	defer cancel()
 	list, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: "app.kubernetes.io/name=berth,app.kubernetes.io/component", Limit: listed})
+		LabelSelector: "app.kubernetes.io/name=berth,app.kubernetes.io/component,!" + v1alpha1.LabelPool, Limit: listed})
 	if err != nil {
 		return nil, fmt.Errorf("pods of Berth: %w", err)
 	}
@@ -298,25 +299,35 @@ var pages = map[string]struct {
 // ofPod are the logs of a pod, and what its containers serve.
 func (c *collection) ofPod(p *corev1.Pod) []Source {
 	var all []Source
-	for _, s := range append(slices.Clone(p.Status.InitContainerStatuses), p.Status.ContainerStatuses...) {
-		dir := path.Join("pods", p.Namespace, p.Name, s.Name)
-		logs := func(name string, previous bool) {
-			all = append(all, Source{Name: path.Join(dir, name), Read: func(ctx context.Context) ([]byte, error) {
-				return c.client.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
-					Container: s.Name, Previous: previous, Timestamps: true,
-					SinceSeconds: new(int64(c.Since.Seconds())), LimitBytes: new(int64(fileBytes)),
-				}).DoRaw(ctx)
-			}})
+	dir := path.Join("pods", p.Namespace, p.Name)
+	for _, log := range logsOf(p, c.Since) {
+		log.LimitBytes = new(int64(fileBytes))
+		name := "log.txt"
+		if log.Previous {
+			name = "previous.log.txt"
 		}
-		logs("log.txt", false)
-		if s.RestartCount > 0 {
-			logs("previous.log.txt", true)
-		}
+		all = append(all, Source{Name: path.Join(dir, log.Container, name), Read: func(ctx context.Context) ([]byte, error) {
+			return c.client.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &log).DoRaw(ctx)
+		}})
+	}
+	for _, s := range p.Status.ContainerStatuses {
 		served := pages[s.Name]
 		for name, page := range served.files {
-			all = append(all, Source{Name: path.Join(dir, name), Read: func(ctx context.Context) ([]byte, error) {
+			all = append(all, Source{Name: path.Join(dir, s.Name, name), Read: func(ctx context.Context) ([]byte, error) {
 				return c.page(ctx, p, served.port, page)
 			}})
+		}
+	}
+	return all
+}
+
+// logsOf are the logs of the containers of a pod, and of those before their last restart.
+func logsOf(p *corev1.Pod, since time.Duration) (all []corev1.PodLogOptions) {
+	for _, s := range append(slices.Clone(p.Status.InitContainerStatuses), p.Status.ContainerStatuses...) {
+		log := corev1.PodLogOptions{Container: s.Name, Timestamps: true, SinceSeconds: new(int64(since.Seconds()))}
+		all = append(all, log)
+		if log.Previous = true; s.RestartCount > 0 {
+			all = append(all, log)
 		}
 	}
 	return all
