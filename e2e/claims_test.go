@@ -105,7 +105,7 @@ func TestRepeatedKeyNamesOneClaimUnderEveryLeader(t *testing.T) {
 	require.Equal(t, apierror.KeyReused, claim("one", `{"templateID":"`+e.pool+`"}`).refusal(t).Reason)
 
 	together := batch()
-	waits, starting := e.waitsForColdPod()
+	waits, starting := e.waitsForColdPod("cold")
 	require.NoError(t, e.site.killLeader(t.Context()))
 	require.Equal(t, starting, sandboxOf(t, claim("cold", waits)).PodName, "the next leader keeps the pod")
 	require.ElementsMatch(t, together, batch())
@@ -123,8 +123,8 @@ func TestRepeatedKeyNamesOneClaimUnderEveryLeader(t *testing.T) {
 	require.Equal(t, s.SandboxID, gone.SandboxID)
 }
 
-// waitsForColdPod makes a claim that waits for the first pod of a cold pool. It returns the claim and the pod.
-func (e *env) waitsForColdPod() (body, pod string) {
+// waitsForColdPod makes a claim with the key that waits for the first pod of a cold pool. It returns the claim and the pod.
+func (e *env) waitsForColdPod(key string) (body, pod string) {
 	e.t.Helper()
 	cold := e.newPool(e.pool+"-cold", 0)
 	cold.Spec.Template.Spec.Containers[0].ReadinessProbe.InitialDelaySeconds = 5
@@ -136,7 +136,8 @@ func (e *env) waitsForColdPod() (body, pod string) {
 		return nil
 	})
 	body = `{"templateID":"` + cold.Name + `","timeout":3600,"waitTimeout":60}`
-	go func() { _, _ = e.callAPI(http.MethodPost, "/sandboxes", body, e.site.key()) }()
+	// If a follower forwards it, it repeats the claim to the next leader, which must not be a second one for the pod.
+	go func() { _, _ = e.callAPI(http.MethodPost, "/sandboxes", body, e.site.key(), "Idempotency-Key", key) }()
 	e.eventually(func() error {
 		all := e.podsIn(cold.Name, "")
 		if len(all) != 1 {

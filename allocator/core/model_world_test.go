@@ -307,15 +307,15 @@ func (w *world) changeLeader() {
 
 func (w *world) step(ev Event) {
 	w.log("  %v", traced{ev})
-	switch ev := ev.(type) {
-	case SessionJoined:
-		w.heard(ev.Session)
-	case SessionPing:
-		if w.core.routers.members.OfStream(ev.Stream) != nil { // else it is late: the stream has ended
-			w.heard(ev.Session)
-		}
+	members := w.core.routers.members
+	if ping, ok := ev.(SessionPing); ok && members.OfStream(ping.Stream) != nil { // else it is late: the stream has ended
+		w.heard(ping.Session)
 	}
-	w.do(w.leader.guarded(ev, w.core.Step(w.now, ev)))
+	effects := w.core.Step(w.now, ev)
+	if join, ok := ev.(SessionJoined); ok && members.OfStream(join.Stream) != nil { // else it was refused
+		w.heard(join.Session)
+	}
+	w.do(w.leader.guarded(ev, effects))
 }
 
 // observe drops what is older than known, as allocator.loop does.
