@@ -32,15 +32,18 @@ type (
 
 // The values of Phase and Access, and the bound of terms.
 const (
-	Starting     = fact.Starting
-	Running      = fact.Running
-	Releasing    = fact.Releasing
-	Released     = fact.Released
-	Ended        = fact.Ended
-	AccessPublic = fact.AccessPublic
-	AccessToken  = fact.AccessToken
-	AccessTeam   = fact.AccessTeam
-	MaxTerm      = fact.MaxTerm
+	Starting      = fact.Starting
+	Running       = fact.Running
+	FallingAsleep = fact.FallingAsleep
+	Asleep        = fact.Asleep
+	Waking        = fact.Waking
+	Releasing     = fact.Releasing
+	Released      = fact.Released
+	Ended         = fact.Ended
+	AccessPublic  = fact.AccessPublic
+	AccessToken   = fact.AccessToken
+	AccessTeam    = fact.AccessTeam
+	MaxTerm       = fact.MaxTerm
 )
 
 // Packages sandboxes and claims say what these are.
@@ -85,6 +88,11 @@ type (
 	LabelPod            = step.LabelPod
 	Configure           = step.Configure
 	StartSandbox        = step.StartSandbox
+	Freeze              = step.Freeze
+	Thaw                = step.Thaw
+	SendClose           = step.SendClose
+	SandboxAsleep       = step.SandboxAsleep
+	SandboxAwake        = step.SandboxAwake
 	WriteObject         = step.WriteObject
 	ReadLog             = step.ReadLog
 	DeleteObject        = step.DeleteObject

@@ -59,6 +59,20 @@ type (
 		OK  bool
 		Why string
 	}
+	// Frozen is the outcome of a Freeze, and Thawed that of a Thaw, with the revision of the order. Why is as in Started.
+	// NotAsleep: the agent has obeyed a later order than a Freeze with Keep.
+	Frozen struct {
+		ID       string
+		Revision Revision
+		OK       bool
+		Why      string
+	}
+	Thawed struct {
+		ID       string
+		Revision Revision
+		OK       bool
+		Why      string
+	}
 	// Pressure: journaled changes reach the Sandbox objects too slowly, or not at all. While it is
 	// on, new claims are refused.
 	Pressure struct{ On bool }
@@ -102,8 +116,8 @@ type (
 	ObjectGone struct{ ID string }
 
 	// KeepAlive counts as activity of a sandbox. SetTimeout does too, and moves EndAt to Lifetime
-	// from now, unless Extend is set and EndAt is later; LifetimeEnd does not change. Token comes back
-	// in SandboxCallAnswered.
+	// from now, unless Extend is set and EndAt is later; LifetimeEnd does not change. Wake: a sandbox that is asleep is
+	// woken first. Token comes back in SandboxCallAnswered.
 	KeepAlive struct {
 		Token uint64
 		Scope Scope
@@ -115,6 +129,13 @@ type (
 		ID       string
 		Lifetime time.Duration
 		Extend   bool
+		Wake     bool
+	}
+	// Sleep has a sandbox fall asleep. A Token other than 0 comes back in SandboxCallAnswered when it is asleep.
+	Sleep struct {
+		Token uint64
+		Scope Scope
+		ID    string
 	}
 
 	// SessionJoined: a router opened a stream. Stream numbers are not reused within a term. From
@@ -202,11 +223,12 @@ type (
 		ID     string
 		Busy   bool
 	}
-	// Resolve: a router asks about an ID.
+	// Resolve: a router asks about an ID. Wake: a request that may reach the sandbox waits for it.
 	Resolve struct {
 		Session string
 		Stream  uint64
 		ID      string
+		Wake    bool
 	}
 
 	// Tick lets time pass.
@@ -225,6 +247,9 @@ func (TeamLimits) event()     {}
 func (ClaimAbandoned) event() {}
 func (Started) event()        {}
 func (Configured) event()     {}
+func (Frozen) event()         {}
+func (Thawed) event()         {}
+func (Sleep) event()          {}
 func (Pressure) event()       {}
 func (Closing) event()        {}
 func (Written) event()        {}

@@ -53,6 +53,12 @@ type Binding struct {
 	RequestHash    [sha256.Size]byte
 	// Batch, if not "", is the ID of the batch that it was claimed with.
 	Batch string
+	// Lifetime is how long after a wake its end comes: that of the claim; 0: the default of the pool's end.
+	Lifetime time.Duration
+	// SleepWhenIdle and SleepAtEnd: it falls asleep instead of being released, after its IdleTimeout and at its EndAt.
+	SleepWhenIdle, SleepAtEnd bool
+	// WakeOnTraffic: a request wakes it, whatever it fell asleep for.
+	WakeOnTraffic bool
 }
 
 // InternalKeys begin the idempotency keys that replicas give to claims without one, so that they can repeat such a claim
@@ -111,6 +117,12 @@ const (
 	// Starting: claimed, and its pool's hook has not been answered yet.
 	Starting Phase = iota + 1
 	Running
+	// FallingAsleep: it is closed, and its processes may be stopped.
+	FallingAsleep
+	// Asleep: its processes are stopped.
+	Asleep
+	// Waking: its processes may be stopped, and are continued.
+	Waking
 	// Releasing: as before, but its release is on its way into the journal.
 	Releasing
 	Released
@@ -131,6 +143,9 @@ type Sandbox struct {
 	Phase    Phase
 	// StartedAt is when it began to run; zero: it has not.
 	StartedAt time.Time
+	// AsleepAt is when it fell asleep; zero: it is awake. Wakeable: a request may wake it.
+	AsleepAt time.Time
+	Wakeable bool
 	// Cause and ReleasedAt are set from Released on.
 	Cause
 	ReleasedAt time.Time

@@ -59,6 +59,14 @@ type (
 		Values  Values
 		Ask     bool
 	}
+	// Freeze has the agent in the pod of a sandbox stop all processes. Frozen answers it. Keep: the sandbox is asleep,
+	// and the agent must not continue them by itself. The order has the revision of the sandbox.
+	Freeze struct {
+		Sandbox fact.Sandbox
+		Keep    bool
+	}
+	// Thaw has the agent continue all processes. Thawed answers it.
+	Thaw struct{ Sandbox fact.Sandbox }
 	// StartSandbox calls the pool's postStart hook. Started answers it.
 	StartSandbox struct{ Sandbox fact.Sandbox }
 	// WriteObject writes the Sandbox object. ObjectWritten answers it. Only the latest of several for one
@@ -141,12 +149,13 @@ type (
 		Outstanding int
 	}
 
-	// SandboxCallAnswered answers a KeepAlive or a SetTimeout with the sandbox. CallGone: it was released, or
-	// its release is on its way into the journal.
+	// SandboxCallAnswered answers a KeepAlive, a SetTimeout or a Sleep with the sandbox. CallGone: it was released, or
+	// its release is on its way into the journal. Why says for people why a sandbox does not sleep.
 	SandboxCallAnswered struct {
 		Token   uint64
 		Status  CallStatus
 		Sandbox fact.Sandbox
+		Why     string
 	}
 	// WouldReap: a sandbox is idle, and is not released because Config.DryRun is set.
 	WouldReap struct {
@@ -190,10 +199,21 @@ type (
 		IDs      []string
 		Ends     []End
 	}
+	// SendClose has a router forget the route of a sandbox that goes on to exist. Requests for it may wait for Hold.
+	SendClose struct {
+		Stream   uint64
+		Sequence uint64
+		ID       string
+		Hold     time.Duration
+	}
 	// SendResolved answers a Resolve.
 	SendResolved struct {
 		Stream uint64
 		ID     string
+		// Sleeper is set if the sandbox is asleep. Its route says who may wake it, if it is Wakeable. Busy: too many
+		// others are waking.
+		Sleeper *fact.Sandbox
+		Busy    bool
 		// Sandbox is set if it is running. Gone: it was released, with this end.
 		Sandbox *fact.Sandbox
 		Gone    bool
@@ -244,6 +264,13 @@ type (
 	// SandboxReady: requests reach the sandbox from now on. It comes once for each sandbox, or never if
 	// the leader ends in that moment.
 	SandboxReady struct{ Sandbox fact.Sandbox }
+	// SandboxAsleep: the sandbox is asleep. SandboxAwake: requests reach it again, after it has slept for Slept; Took is the
+	// time since it was to wake.
+	SandboxAsleep struct{ Sandbox fact.Sandbox }
+	SandboxAwake  struct {
+		Sandbox     fact.Sandbox
+		Slept, Took time.Duration
+	}
 	// SandboxReleased: the sandbox has been released, and its pod is not reused or deleted yet. It comes
 	// once for each sandbox. Late is how long after its end or its idle timeout the release was durable; 0: neither was
 	// the reason.
@@ -303,7 +330,7 @@ const (
 	NotAccepted
 )
 
-// CallStatus is the outcome of a Release, a KeepAlive or a SetTimeout.
+// CallStatus is the outcome of a Release, a KeepAlive, a SetTimeout or a Sleep.
 type CallStatus int
 
 // The outcomes of a call about a sandbox.
@@ -311,6 +338,9 @@ const (
 	CallUnknown CallStatus = iota // no such sandbox
 	CallGone                      // it was released before
 	CallOK
+	CallAsleep   // it is asleep, or about to be
+	CallNotReady // it starts, or a router that may send it requests cannot be asked to stop that
+	CallRefused  // its pod cannot sleep
 )
 
 // DeclareStatus is the outcome of a DeclareDead.
@@ -330,6 +360,11 @@ func (Settle) effect()              {}
 func (LabelPod) effect()            {}
 func (SyncPod) effect()             {}
 func (StartSandbox) effect()        {}
+func (Freeze) effect()              {}
+func (Thaw) effect()                {}
+func (SendClose) effect()           {}
+func (SandboxAsleep) effect()       {}
+func (SandboxAwake) effect()        {}
 func (Configure) effect()           {}
 func (SandboxCreated) effect()      {}
 func (SandboxReady) effect()        {}
