@@ -157,6 +157,9 @@ const (
 	CallUnknown      = step.CallUnknown
 	CallGone         = step.CallGone
 	CallOK           = step.CallOK
+	CallAsleep       = step.CallAsleep
+	CallNotReady     = step.CallNotReady
+	CallRefused      = step.CallRefused
 	DeclareUnknown   = step.DeclareUnknown
 	DeclareConnected = step.DeclareConnected
 	DeclareHeard     = step.DeclareHeard

@@ -65,7 +65,8 @@ type Core struct {
 
 	outbox    *fact.Outbox
 	fences    *fence.Ledger
-	idle      *idle.Ledger // of the running sandboxes and of those that were running until their release
+	closings  *fence.Ledger // of the sandboxes that are about to sleep
+	idle      *idle.Ledger  // of the running sandboxes and of those that were running until their release
 	pods      *pods.Table
 	sandboxes *sandboxes.Table
 	routers   *routers
@@ -98,7 +99,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	st := &step.Current{Now: now}
 	c := &Core{
 		Current: st, cfg: cfg, started: now, outbox: fact.NewOutbox(cfg.Term, cfg.Linger),
-		fences: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
+		fences: fence.New(cfg.ConnectWindow), closings: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
 	}
 	members := member.New(member.Config{Expiry: cfg.expiry, ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter})
 	ledger := claims.NewLedger()
@@ -107,7 +108,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	c.pools = pools.New(st, c.pods, cfg.NewSuffix)
 	c.claims = claims.New(st, claims.Config{MaxWaiting: cfg.MaxWaiting, NewID: cfg.NewID, Quarantine: members.Quarantine}, c.outbox, ledger, c.pods, c.sandboxes, c.pools)
 	c.routers = &routers{
-		Current: st, cfg: &c.cfg, outbox: c.outbox, sandboxes: c.sandboxes, fences: c.fences, idle: c.idle, members: members,
+		Current: st, cfg: &c.cfg, outbox: c.outbox, sandboxes: c.sandboxes, fences: c.fences, closings: c.closings, idle: c.idle, members: members,
 		earlierEnds: c.retireQuarantined,
 	}
 	return c, nil
@@ -139,6 +140,12 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.sandboxes.HookDone(ev.ID, ev.OK, ev.Why)
 	case Configured:
 		c.claims.Configured(ev.ID, ev.OK, ev.Why)
+	case Frozen:
+		c.sandboxes.Frozen(ev.ID, ev.Revision, ev.OK, ev.Why)
+	case Thawed:
+		c.sandboxes.Thawed(ev.ID, ev.Revision, ev.OK, ev.Why)
+	case Sleep:
+		c.fallAsleep(ev)
 	case Pressure:
 		c.claims.Pressure(ev.On)
 	case TeamLimits:
@@ -162,7 +169,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case KeepAlive:
 		c.sandboxes.KeepAlive(ev.Token, ev.Scope, ev.ID)
 	case SetTimeout:
-		c.sandboxes.SetTimeout(ev.Token, ev.Scope, ev.ID, ev.Lifetime, ev.Extend)
+		c.sandboxes.SetTimeout(ev.Token, ev.Scope, ev.ID, ev.Lifetime, ev.Extend, ev.Wake)
 	case Tick:
 		c.tick()
 	default:
@@ -243,9 +250,15 @@ func (c *Core) heedSandboxes(n sandboxes.Notice) {
 		c.routers.sendRoute(n.Sandbox)
 		c.Emit(SandboxReady{Sandbox: n.Sandbox.Sandbox})
 		c.claims.Started(n.Sandbox)
+	case sandboxes.Closed:
+		c.startClosing(n.Sandbox)
+	case sandboxes.Tired:
+		c.tired(n.Sandbox)
 	case sandboxes.Routed:
+		c.closings.Drop(n.Sandbox.ID)
 		c.routers.sendRoute(n.Sandbox)
 	case sandboxes.Released:
+		c.closings.Drop(n.Sandbox.ID)
 		c.claims.Released(n.Sandbox)
 		c.startFence(n.Sandbox)
 	}
@@ -301,9 +314,11 @@ func (c *Core) podSeen(seen Pod) {
 
 func (c *Core) take() []Effect {
 	c.advanceFences()
+	c.advanceClosings()
 	c.heed()
 	c.adjustPools()
 	c.routers.sendReleases()
+	c.routers.sendCloses()
 	if facts := c.outbox.Flush(c.Now.Boot); facts != nil {
 		c.Emit(Write{Facts: facts})
 	}
@@ -317,6 +332,7 @@ func (c *Core) tick() {
 	c.reapIdle()
 	c.persistActivity()
 	c.routers.tick()
+	c.tickClosings()
 	c.advanceFences()
 	for _, pool := range c.pools.Sorted() {
 		c.claims.TickPool(pool)

@@ -66,6 +66,7 @@ func (c *Core) earlierLives(ev EarlierSeen) {
 		return
 	}
 	c.fences.Await(s.ID)
+	c.closings.Await(s.ID)
 	for _, pool := range c.pools.Sorted() {
 		c.pods.Quarantine(pool.Group)
 	}

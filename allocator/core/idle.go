@@ -70,11 +70,13 @@ func (c *Core) reapIdle() {
 	c.decide(verdict)
 }
 
-// decide acts on the verdict of a round. From now on no router gets the route of a sandbox that is
-// idle.
+// decide acts on the verdict of a round: a sandbox that is idle falls asleep or is released. From now on no router gets
+// its route.
 func (c *Core) decide(v idle.Verdict) {
 	for _, id := range v.Idle {
 		switch s := c.sandboxes.Get(id); {
+		case !c.cfg.DryRun && s.Sleep.WhenIdle && s.CanSleep():
+			c.sandboxes.Close(s, sandboxes.WhenIdle, 0)
 		case !c.cfg.DryRun:
 			c.sandboxes.EndDue(s, sandboxes.Idle, c.idle.IdleAt(id), fact.Because(fact.ReasonIdleTimeout))
 		case s.Phase == Running:

@@ -42,6 +42,8 @@ const (
 	RouteNotBegun                     // it is being released, and did not run before
 	RouteReleased
 	RouteEnded
+	RouteAsleep // it is asleep, or about to be
+	RouteWaking // it is about to run
 )
 
 // Routable reports whether routers may have the route.
@@ -100,6 +102,10 @@ func routeWhy(sb *sandboxes.Sandbox) RouteWhy {
 		return RouteReaped
 	case sb.Phase == Starting:
 		return RouteStarting
+	case sb.Lives() && sb.Wakes():
+		return RouteWaking
+	case sb.Lives() && sb.Sleeps():
+		return RouteAsleep
 	}
 	return RouteNotBegun
 }

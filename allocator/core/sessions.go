@@ -28,9 +28,12 @@ type routers struct {
 	sandboxes *sandboxes.Table
 	members   *member.Ledger
 	fences    *fence.Ledger
+	closings  *fence.Ledger
 	idle      *idle.Ledger
 	// changed are the sandboxes whose fences may go on since the fences were advanced last.
 	changed []string
+	// closed are the same for closings.
+	closed []string
 	// longest is the longest max-stale of all routers that this leader knows or has known.
 	longest time.Duration
 	// ends are kept by the journal.
@@ -124,6 +127,7 @@ func (r *routers) recover(f *SessionFact, revision Revision) {
 func (r *routers) welcome(s *member.Session) {
 	sequence := r.members.FirstSequence(s)
 	r.fences.SentSnapshot(s.ID, sequence)
+	r.closings.SentSnapshot(s.ID, sequence)
 	r.Emit(SendSnapshot{Stream: s.Stream, Sequence: sequence, Routes: r.sandboxes.Routable()})
 	r.pong(s)
 }
@@ -151,6 +155,7 @@ func (r *routers) left(ev SessionLeft) {
 func (r *routers) disconnect(s *member.Session) {
 	r.members.Disconnect(s)
 	r.fences.Disconnected(s.ID)
+	r.closings.Disconnected(s.ID)
 	r.resume(r.idle.Left(s.ID, r.Now.Boot))
 	r.changed = slices.AppendSeq(r.changed, r.fences.UnderWay()) // callers of Release may not wait for it
 }
@@ -203,6 +208,7 @@ func (r *routers) ping(ev SessionPing) {
 func (r *routers) acknowledge(ev SessionAck) {
 	if s := r.members.Acknowledge(ev.Stream, ev.Sequence); s != nil {
 		r.changed = append(r.changed, r.fences.Acknowledge(s.ID, ev.Sequence)...)
+		r.closed = append(r.closed, r.closings.Acknowledge(s.ID, ev.Sequence)...)
 	}
 }
 
@@ -242,6 +248,7 @@ func (r *routers) end(s *member.Session, looked bool, until time.Duration) (mayB
 	mayBeOpen, verdict := r.idle.End(s.ID, looked, until, r.Now.Boot)
 	r.resume(verdict)
 	r.changed = append(r.changed, r.fences.Remove(s.ID)...)
+	r.closed = append(r.closed, r.closings.Remove(s.ID)...)
 	return mayBeOpen
 }
 
@@ -359,6 +366,8 @@ func (c *Core) resolve(ev Resolve) {
 		case s.Routable():
 			found := s.Sandbox
 			e.Sandbox = &found
+		case s.Sleeps() && s.Lives():
+			c.resolveSleeper(&e, s, ev.Wake)
 		case s.Over():
 			e.Gone, e.End = true, endOf(&s.Sandbox)
 		default:

@@ -18,10 +18,11 @@ const (
 	SessionDurable = "session_durable"
 	ClaimDurable   = "claim_durable"
 	OneBinding     = "one_binding"
+	RouteAwake     = "route_awake"
 )
 
 // Assertions are all of them.
-var Assertions = []string{PodFenced, SessionDurable, ClaimDurable, OneBinding}
+var Assertions = []string{PodFenced, SessionDurable, ClaimDurable, OneBinding, RouteAwake}
 
 // Violation is an effect that must not be carried out.
 type Violation struct {
@@ -121,6 +122,10 @@ func (g *Guard) check(e core.Effect) (instead core.Effect, all []Violation) {
 		}
 	case core.Configure:
 		_, all = g.known(&e.Sandbox, false)
+	case core.Freeze:
+		_, all = g.known(&e.Sandbox, true)
+	case core.Thaw:
+		_, all = g.known(&e.Sandbox, true)
 	case core.StartSandbox:
 		_, all = g.known(&e.Sandbox, false)
 	case core.WriteObject:
@@ -224,7 +229,7 @@ func (g *Guard) checkRoute(stream uint64, of *core.Sandbox, sequence uint64) (in
 		return core.CloseStream{Stream: stream}, all
 	}
 	s.sequence = max(s.sequence, sequence)
-	sb, all := g.known(of, true)
+	sb, all := g.servable(of)
 	switch {
 	case len(all) == 0:
 		g.routed(id, sb)
@@ -243,7 +248,7 @@ func (g *Guard) checkSnapshot(e core.SendSnapshot) (instead core.Effect, all []V
 	}
 	stays := map[string]bool{} // routes to released sandboxes
 	for i := range e.Routes {
-		sb, v := g.known(&e.Routes[i], true)
+		sb, v := g.servable(&e.Routes[i])
 		if all = append(all, v...); len(v) == 0 && sb.released {
 			g.routed(id, sb)
 			stays[sb.id] = true
@@ -258,7 +263,7 @@ func (g *Guard) checkSnapshot(e core.SendSnapshot) (instead core.Effect, all []V
 	s.routed, s.sent, s.sequence, s.owed = true, e.Stream, e.Sequence, []message{{e.Sequence, over}}
 	if len(all) > 0 {
 		e.Routes = slices.DeleteFunc(slices.Clone(e.Routes), func(s core.Sandbox) bool {
-			_, v := g.known(&s, true)
+			_, v := g.servable(&s)
 			return len(v) > 0
 		})
 		instead = e
@@ -273,6 +278,15 @@ func (g *Guard) known(s *core.Sandbox, running bool) (*sandbox, []Violation) {
 		return sb, nil
 	}
 	return nil, g.violation(ClaimDurable, "sandbox "+sandboxid.Short(s.ID), "it is used before its claim or its start is durable", s.Pool, sb)
+}
+
+// servable checks that the route of a sandbox may be sent: its start is durable, and its processes run.
+func (g *Guard) servable(s *core.Sandbox) (*sandbox, []Violation) {
+	sb, all := g.known(s, true)
+	if len(all) == 0 && sb.asleep != (core.Revision{}) && !sb.thawed {
+		return nil, g.violation(RouteAwake, "sandbox "+sandboxid.Short(s.ID), "its route is sent, and its processes may be stopped", s.Pool, sb)
+	}
+	return sb, all
 }
 
 // violation describes what is known of a sandbox; nil: nothing is.

@@ -35,7 +35,11 @@ type sandbox struct {
 	ip                                 netip.Addr
 	pool                               core.PoolKey
 	durable, running, released, fenced bool
-	fence                              *fence // while released and not fenced
+	// asleep is the revision of the newest durable fact if that says that its processes may be stopped; else zero.
+	// thawed: its agent has obeyed an order of that revision.
+	asleep core.Revision
+	thawed bool
+	fence  *fence // while released and not fenced
 }
 
 // fence is what the release of a sandbox waits for.
@@ -102,6 +106,7 @@ func (g *Guard) Recover(now time.Duration, st core.State) {
 	for _, s := range latest {
 		sb := g.bind(s)
 		sb.durable, sb.running = true, s.Phase != core.Starting
+		sb.sleeps(s)
 		switch s.Phase {
 		case core.Released:
 			g.release(sb)
@@ -109,6 +114,14 @@ func (g *Guard) Recover(now time.Duration, st core.State) {
 			sb.released, sb.fenced = true, true
 		default:
 		}
+	}
+}
+
+// sleeps notes whether the processes of a sandbox may be stopped.
+func (sb *sandbox) sleeps(s *core.Sandbox) {
+	sb.asleep, sb.thawed = core.Revision{}, false
+	if s.Phase == core.FallingAsleep || s.Phase == core.Asleep || s.Phase == core.Waking {
+		sb.asleep = s.Revision
 	}
 }
 
@@ -131,6 +144,10 @@ func (g *Guard) heard(ev core.Event, refused bool) {
 			s := g.session(ev.Session)
 			s.open, s.reported = ev.Stream, false
 			g.streams[ev.Stream] = joined{ev.Session, ev.MaxStale, ev.Gateway}
+		}
+	case core.Thawed:
+		if sb := g.sandboxes[ev.ID]; sb != nil && ev.OK && ev.Revision == sb.asleep {
+			sb.thawed = true
 		}
 	case core.SessionLeft:
 		g.left(ev)
@@ -162,6 +179,7 @@ func (g *Guard) durable(f core.Fact) {
 	case *core.SandboxFact:
 		sb := g.sandboxes[s.ID]
 		sb.durable, sb.running = true, sb.running || s.Phase == core.Running
+		sb.sleeps(&s.Sandbox)
 		if s.Phase == core.Released && !sb.released {
 			g.release(sb)
 		}

@@ -23,6 +23,7 @@ type request struct {
 	lifetime time.Duration
 	idle     *time.Duration // nil: what the pool says
 	minBytes *uint64        // the same
+	sleep    SleepAsk
 	// A claim gets count pods, or atLeast of them when the wait of a caller is over. batch: it may ask for more
 	// than one, and is answered with a list.
 	count, atLeast int
@@ -75,6 +76,7 @@ type Ask struct {
 	// MinBytes is how many bytes a minute must move over an open connection for it to
 	// count; 0: it counts in any case; nil: the default of the pool.
 	MinBytes *uint64
+	Sleep    SleepAsk
 	// Wait is how long the claim may wait for a pod, and its caller for the
 	// pool's hook.
 	Wait time.Duration
@@ -85,6 +87,18 @@ type Ask struct {
 	Count, AtLeast int
 	// Values come back in Configure. They are kept until the claim has its answer. nil: there are none.
 	Values step.Values
+}
+
+// SleepAsk is the fact.SleepPolicy that a claim asks for; nil: the default of the pool.
+type SleepAsk struct{ WhenIdle, AtEnd, WakeOnTraffic *bool }
+
+func (a SleepAsk) of(pool fact.SleepPolicy) fact.SleepPolicy {
+	for _, x := range []struct{ asked, set *bool }{{a.WhenIdle, &pool.WhenIdle}, {a.AtEnd, &pool.AtEnd}, {a.WakeOnTraffic, &pool.WakeOnTraffic}} {
+		if x.asked != nil {
+			*x.set = *x.asked
+		}
+	}
+	return pool
 }
 
 // Claim takes a claim, or refuses it.
@@ -100,7 +114,7 @@ func (t *Table) Claim(ev Ask) {
 		return
 	}
 	req := request{
-		pool: pool, binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes,
+		pool: pool, binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes, sleep: ev.Sleep,
 		count: max(1, ev.Count), batch: ev.Count > 0, ends: ev.Wait <= 0, values: ev.Values,
 		since: t.Now.Boot,
 	}
@@ -260,6 +274,7 @@ func (t *Table) bind(cl *Claim) {
 	}
 	cl.Bind()
 	req.boundAt, b.ClaimedAt = t.Now, t.Now.Wall
+	b.Lifetime, b.Sleep = req.lifetime, req.sleep.of(pool.Sleep)
 	if req.lifetime > 0 {
 		b.EndAt = t.Now.Wall.Add(req.lifetime)
 	}

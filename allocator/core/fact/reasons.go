@@ -14,6 +14,7 @@ const (
 	ReasonStartFailed         = "StartFailed"
 	ReasonConfigurationFailed = "ConfigurationFailed"
 	ReasonBatchIncomplete     = "BatchIncomplete"
+	ReasonWakeFailed          = "WakeFailed"
 	ReasonUnexpectedRestart   = "UnexpectedRestart"
 	ReasonOOMKilled           = "OOMKilled"
 	ReasonFailed              = "Failed"
@@ -45,6 +46,7 @@ var Reasons = []struct{ Reason, When, Next string }{
 	{ReasonStartFailed, "the `postStart` hook failed", "the message has the hook's status or the error"},
 	{ReasonConfigurationFailed, "the agent in its pod was not configured, so the claim got another pod or was refused", "the message has the agent's status or the error; look at the agent's log"},
 	{ReasonBatchIncomplete, "too few sandboxes of its batch started", "claim fewer, or allow fewer with `atLeast`"},
+	{ReasonWakeFailed, "it was asleep, and its agent did not continue its processes", "the message has the agent's status or the error; look at the agent's log"},
 	{ReasonUnexpectedRestart, "a container of its pod ended and was started again, which loses the sandbox's state", "the message names the container and its exit code. `onRestart: Keep` keeps such sandboxes, unless the pool has an agent"},
 	{ReasonOOMKilled, "the kernel killed a container of its pod for using more memory than its limit", "raise the memory limit of the pool's template"},
 	{ReasonFailed, "its pod failed: a container ended with another exit code than 0 and is not started again, or the kubelet gave the pod up", "the exit code and the message say how"},

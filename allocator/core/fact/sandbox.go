@@ -53,13 +53,15 @@ type Binding struct {
 	RequestHash    [sha256.Size]byte
 	// Batch, if not "", is the ID of the batch that it was claimed with.
 	Batch string
-	// Lifetime is how long after a wake its end comes: that of the claim; 0: the default of the pool's end.
+	// Lifetime is what the claim has asked for: how long after its claim, and after a wake by a request, it ends; 0: never.
 	Lifetime time.Duration
-	// SleepWhenIdle and SleepAtEnd: it falls asleep instead of being released, after its IdleTimeout and at its EndAt.
-	SleepWhenIdle, SleepAtEnd bool
-	// WakeOnTraffic: a request wakes it, whatever it fell asleep for.
-	WakeOnTraffic bool
+	// Sleep says when it falls asleep instead of being released.
+	Sleep SleepPolicy
 }
+
+// SleepPolicy says when a sandbox falls asleep instead of being released: WhenIdle after its IdleTimeout, AtEnd at its
+// EndAt. WakeOnTraffic: a request wakes it, whatever it fell asleep for.
+type SleepPolicy struct{ WhenIdle, AtEnd, WakeOnTraffic bool }
 
 // InternalKeys begin the idempotency keys that replicas give to claims without one, so that they can repeat such a claim
 // at the next leader. Such a key holds until the release of the sandbox. Otherwise the claim counts as one without a key.

@@ -79,6 +79,22 @@ func (l *Ledger) Forget(sandbox string) {
 	}
 }
 
+// Drop ends a fence, whatever it waits for.
+func (l *Ledger) Drop(sandbox string) {
+	f := l.fences[sandbox]
+	if f == nil {
+		return
+	}
+	if f.elem != nil {
+		l.underWay.Remove(f.elem)
+	}
+	delete(l.fences, sandbox)
+	l.unsent = slices.DeleteFunc(l.unsent, func(x *fence) bool { return x == f })
+	for router, all := range l.owed {
+		l.owed[router] = slices.DeleteFunc(all, func(o owed) bool { return o.fence == f })
+	}
+}
+
 // Complete reports whether the fence of a sandbox is complete. It is not if there is none.
 func (l *Ledger) Complete(sandbox string) bool {
 	f := l.fences[sandbox]

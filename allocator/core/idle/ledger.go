@@ -128,6 +128,14 @@ func (l *Ledger) Remove(id string) {
 	l.turns.Remove(id)
 }
 
+// Suspend drops a sandbox that is added again later. What may know its route or leave it in use still does then.
+func (l *Ledger) Suspend(id string) {
+	if s := l.sandboxes[id]; s != nil {
+		l.Remove(id)
+		l.expected[id] = s.routeSeq
+	}
+}
+
 // Note records a use that goes on at this time.
 func (l *Ledger) Note(id string, kind activity.Kind, now time.Duration) {
 	if s := l.sandboxes[id]; s != nil {

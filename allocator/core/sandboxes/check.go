@@ -12,7 +12,7 @@ import (
 // Check returns the first contradiction between the tables. It is for tests.
 func (t *Table) Check() error {
 	holds := map[fact.PodKey]string{}
-	live, rejected, ended, deadlines := 0, 0, 0, 0
+	live, rejected, ended, deadlines, waking := 0, 0, 0, 0, 0
 	for id, sb := range t.byID {
 		if sb.ID != id || sb.bound {
 			return fmt.Errorf("sandboxes: %s is kept as %s, bound: %v", sb.ID, id, sb.bound)
@@ -25,6 +25,9 @@ func (t *Table) Check() error {
 		if _, queued := t.deadlines.At(id); queued {
 			deadlines++
 		}
+		if sb.Wakes() {
+			waking++
+		}
 		if sb.Phase == fact.Ended {
 			ended++
 		} else if holds[sb.Pod] != "" {
@@ -36,8 +39,9 @@ func (t *Table) Check() error {
 		}
 	}
 	all, gone := len(t.live.Of(Everything())), len(t.gone.Of(Everything()))
-	if live != all || len(t.byID)-live-rejected != gone || ended != t.ended.Len() || deadlines != t.deadlines.Len() {
-		return fmt.Errorf("sandboxes: %d live, %d ended and %d deadlines, kept are %d, %d and %d", live, ended, deadlines, all, t.ended.Len(), t.deadlines.Len())
+	if live != all || len(t.byID)-live-rejected != gone || ended != t.ended.Len() || deadlines != t.deadlines.Len() || waking != t.waking {
+		return fmt.Errorf("sandboxes: %d live, %d ended, %d deadlines and %d waking, kept are %d, %d, %d and %d",
+			live, ended, deadlines, waking, all, t.ended.Len(), t.deadlines.Len(), t.waking)
 	}
 	return errors.Join(t.Notices.Check(), t.deadlines.Check(), t.checkLists(t.live, false), t.checkLists(t.gone, true))
 }
@@ -79,8 +83,11 @@ func (t *Table) check(sb *Sandbox) error {
 		return fmt.Errorf("it still has a deadline")
 	case reason != "" && sb.Lives() && (!queued || deadline > end):
 		return fmt.Errorf("it ends at %v (%s), and is looked at: %v, at %v", end, reason, queued, deadline)
-	case known && sb.Phase != fact.Running && sb.Phase != fact.Releasing || !known && sb.Phase == fact.Running && !sb.asking:
+	case known && (sb.Phase != fact.Running || sb.Sleeps()) && sb.Phase != fact.Releasing,
+		!known && sb.Phase == fact.Running && !sb.asking && !sb.Sleeps():
 		return fmt.Errorf("it has the activity %+v: %v", use, known)
+	case !sb.Sleeps() && sb.Phase > fact.Running && sb.Phase < fact.Releasing || sb.Sleeps() && (sb.Over() || sb.Phase < fact.Running):
+		return fmt.Errorf("it sleeps: %v", sb.Sleeps())
 	case (sb.how != 0) != (sb.Phase >= fact.Releasing) && sb.Phase < fact.Released:
 		return fmt.Errorf("it ends, or does not")
 	}

@@ -35,8 +35,12 @@ func (sb *Sandbox) Ends() (at time.Duration, reason string) {
 			at, reason = than, why
 		}
 	}
-	if sb.pendingTimeouts == 0 { // else timeoutSet schedules it again
-		earlier(sb.endAt, fact.ReasonEndTime)
+	if sb.pendingTimeouts == 0 && !sb.Sleeps() { // else timeoutSet or the wake schedules it again
+		end := sb.endAt
+		if sb.Sleep.AtEnd && end != 0 {
+			end = max(end, sb.notBefore)
+		}
+		earlier(end, fact.ReasonEndTime)
 	}
 	earlier(sb.lifetimeEnd, fact.ReasonMaxLifetime)
 	if sb.Phase == fact.Starting && !sb.readying {
@@ -49,10 +53,13 @@ func (sb *Sandbox) Ends() (at time.Duration, reason string) {
 func (t *Table) ExpireEnds() {
 	for _, id := range t.deadlines.Due(t.Now.Boot, maxDeadlines) {
 		sb := t.byID[id]
-		if at, reason := sb.Ends(); reason != "" && at <= t.Now.Boot {
-			t.EndDue(sb, Serving, at, fact.Because(reason))
-		} else {
+		switch at, reason := sb.Ends(); {
+		case reason == "" || at > t.Now.Boot:
 			t.schedule(sb)
+		case reason == fact.ReasonEndTime && sb.Sleep.AtEnd && sb.CanSleep():
+			t.Notify(Tired{sb})
+		default:
+			t.EndDue(sb, Serving, at, fact.Because(reason))
 		}
 	}
 }
@@ -88,14 +95,14 @@ func (t *Table) Release(token uint64, scope step.Scope, id, reason string) {
 
 // KeepAlive counts a call as activity.
 func (t *Table) KeepAlive(token uint64, scope step.Scope, id string) {
-	if sb := t.use(token, scope, id); sb != nil {
+	if sb := t.use(token, scope, id, false); sb != nil {
 		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallOK, Sandbox: sb.Sandbox})
 	}
 }
 
-// use returns the live sandbox of a call and notes the call as activity. If there is none it
-// answers the call and returns nil.
-func (t *Table) use(token uint64, scope step.Scope, id string) *Sandbox {
+// use returns the live sandbox of a call and notes the call as activity. If there is none, or it is asleep and the call
+// does not wake it, use answers the call and returns nil. A call ends the sleep that an idle sandbox is about to begin.
+func (t *Table) use(token uint64, scope step.Scope, id string, wakes bool) *Sandbox {
 	sb := t.Seen(id, scope)
 	switch {
 	case sb == nil:
@@ -105,15 +112,26 @@ func (t *Table) use(token uint64, scope step.Scope, id string) *Sandbox {
 		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallGone, Sandbox: sb.Sandbox})
 		return nil
 	}
+	if why, closing := sb.Closing(); closing && why == WhenIdle {
+		t.Open(sb, "")
+	}
+	if sb.Sleeps() && !wakes {
+		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallAsleep, Sandbox: sb.Sandbox})
+		return nil
+	}
 	t.idle.Note(sb.ID, activity.Keepalive, t.Now.Boot)
 	return sb
 }
 
 // SetTimeout moves the end of a sandbox to lifetime from now. The new end counts when it is durable. extend: an end
-// that is later stays.
-func (t *Table) SetTimeout(token uint64, scope step.Scope, id string, lifetime time.Duration, extend bool) {
-	sb := t.use(token, scope, id)
-	if sb == nil {
+// that is later stays. wake: a sandbox that sleeps is woken, and gets that end.
+func (t *Table) SetTimeout(token uint64, scope step.Scope, id string, lifetime time.Duration, extend, wake bool) {
+	sb := t.use(token, scope, id, wake)
+	switch {
+	case sb == nil:
+		return
+	case sb.Sleeps():
+		t.Wake(sb, token, t.Now.Wall.Add(lifetime))
 		return
 	}
 	end, at := t.Now.Wall.Add(lifetime), max(1, t.Now.Boot+lifetime)

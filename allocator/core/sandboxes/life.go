@@ -110,7 +110,7 @@ func (t *Table) End(sb *Sandbox, how How, cause fact.Cause) {
 		return
 	}
 	released := &fact.SandboxFact{Sandbox: sb.next()}
-	sb.ran = sb.Phase == fact.Running
+	sb.ran = sb.Phase >= fact.Running
 	sb.Phase = fact.Releasing
 	released.Phase, released.Cause, released.ReleasedAt = fact.Released, cause, t.Now.Wall
 	t.outbox.Commit(t.Now.Boot, released, true, func(_ fact.Revision, at time.Duration) { t.released(sb, released, at) })
@@ -131,6 +131,10 @@ func (t *Table) released(sb *Sandbox, f *fact.SandboxFact, at time.Duration) {
 	t.live.remove(sb)
 	t.gone.add(sb)
 	sb.asking = false
+	if sb.Sleeps() {
+		s := t.awake(sb)
+		t.answer(append(s.sleepers, s.wakers...), step.CallGone, sb, "")
+	}
 	sb.Phase, sb.releasedAt, sb.durableAt, sb.Revision = fact.Released, t.Now.Boot, at, f.Revision
 	sb.Cause, sb.ReleasedAt, sb.StartedAt = f.Cause, f.ReleasedAt, f.StartedAt
 	if p := t.pods.Get(sb.Pod); p != nil {

@@ -310,6 +310,6 @@ func (m *model) call() {
 		default:
 			m.setTimeout(s, m.step.Now.Boot+lifetime, extend, answer)
 		}
-		m.table.SetTimeout(token, scope, id, lifetime, extend)
+		m.table.SetTimeout(token, scope, id, lifetime, extend, false)
 	}
 }

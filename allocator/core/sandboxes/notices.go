@@ -1,6 +1,6 @@
 package sandboxes
 
-// Notice is something that the caller acts on: a Started, a Routed or a Released.
+// Notice is something that the caller acts on.
 type Notice interface{ notice() }
 
 type (
@@ -8,6 +8,10 @@ type (
 	Started struct{ Sandbox *Sandbox }
 	// Routed: the route of a sandbox that ran before has changed, or may not be known to routers.
 	Routed struct{ Sandbox *Sandbox }
+	// Closed: a sandbox is about to sleep. Routers must forget its route. Tired: its end has come, and it is to sleep
+	// then.
+	Closed struct{ Sandbox *Sandbox }
+	Tired  struct{ Sandbox *Sandbox }
 	// Released: the release of a sandbox is durable.
 	Released struct{ Sandbox *Sandbox }
 )
@@ -15,3 +19,5 @@ type (
 func (Started) notice()  {}
 func (Routed) notice()   {}
 func (Released) notice() {}
+func (Closed) notice()   {}
+func (Tired) notice()    {}

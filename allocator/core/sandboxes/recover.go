@@ -79,6 +79,11 @@ func (t *Table) Recover(sb *Sandbox, unseen time.Duration) error {
 		if sb.Phase == fact.Ended {
 			sb.elem = t.ended.PushBack(sb)
 		}
+	case fact.FallingAsleep, fact.Asleep, fact.Waking:
+		sb.sleep = &sleep{}
+		sb.setTimes(t.Now)
+		t.idle.Expect(sb.ID)
+		t.schedule(sb)
 	case fact.Starting, fact.Running, fact.Releasing:
 		sb.Phase = max(sb.Phase, fact.Starting)
 		sb.asking = sb.ungranted > 0 && sb.Agent.Port != 0
@@ -145,6 +150,8 @@ func (t *Table) Resume(sb *Sandbox) (fence bool) {
 		t.Emit(step.Configure{Sandbox: sb.Sandbox, Ask: true})
 	case sb.Phase == fact.Starting:
 		t.Emit(step.StartSandbox{Sandbox: sb.Sandbox})
+	case sb.Sleeps():
+		t.recoverSleep(sb)
 	}
 	return false
 }

@@ -33,6 +33,11 @@ type Sandbox struct {
 	how      How  // since End
 	readying bool // the fact that it runs is on its way into the journal
 	ran      bool // it was running before its release began
+	sleep    *sleep
+	// failures is how often it has failed to fall asleep since it was asleep last. notBefore is when it may try to sleep
+	// at its end.
+	failures  int
+	notBefore time.Duration
 	// The times of the same names in Binding and Sandbox, on the boot clock; 0: none. A step of
 	// the wall clock must not end a sandbox, or keep it for ever.
 	endAt, lifetimeEnd, startBy, releasedAt time.Duration
@@ -83,15 +88,17 @@ func (sb *Sandbox) addresses() []netip.Addr {
 // Over reports whether the release of the sandbox is durable.
 func (sb *Sandbox) Over() bool { return sb.Phase == fact.Released || sb.Phase == fact.Ended }
 
-// Lives reports whether the sandbox starts or runs, and its end is not on its way.
-func (sb *Sandbox) Lives() bool { return sb.Phase == fact.Starting || sb.Phase == fact.Running }
+// Lives reports whether the sandbox starts, runs or sleeps, and its end is not on its way.
+func (sb *Sandbox) Lives() bool { return sb.Phase >= fact.Starting && sb.Phase < fact.Releasing }
 
-// Listed reports whether calls list the sandbox as live: it starts or runs, and its pod serves it.
-func (sb *Sandbox) Listed() bool { return sb.Routable() || sb.Phase == fact.Starting && !sb.IsLost() }
+// Listed reports whether calls list the sandbox as live: it starts, runs or sleeps, and its pod serves it.
+func (sb *Sandbox) Listed() bool {
+	return sb.Routable() || sb.Lives() && !sb.IsLost() && (sb.Phase == fact.Starting || sb.Sleeps())
+}
 
 // Routable reports whether routers may receive its route.
 func (sb *Sandbox) Routable() bool {
-	return (sb.Phase == fact.Running || sb.Phase == fact.Releasing && sb.ran) && sb.how <= Serving && !sb.bound && !sb.asking
+	return (sb.Phase == fact.Running || sb.Phase == fact.Releasing && sb.ran) && sb.how <= Serving && !sb.bound && !sb.asking && !sb.Sleeps()
 }
 
 // IsLost reports whether its pod cannot serve it any more.
@@ -142,8 +149,11 @@ func (sb *Sandbox) Mark() Mark { return Mark{sb.ClaimedAt, sb.ID} }
 func (sb *Sandbox) next() fact.Sandbox {
 	next := sb.Sandbox
 	next.EndAt = sb.nextEnd
-	if sb.readying {
+	switch {
+	case sb.readying:
 		next.Phase = fact.Running
+	case sb.sleep != nil && sb.sleep.pending != 0:
+		next.Phase = sb.sleep.pending
 	}
 	return next
 }

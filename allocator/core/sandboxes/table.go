@@ -33,6 +33,7 @@ type Table struct {
 	batches map[string][]*Sandbox    // that one claim got together, by the ID of the batch
 	// deadlines has the sandboxes that may have an end.
 	deadlines *deadline.Queue[string]
+	waking    int // sandboxes that are to wake
 	step.Notices[Notice]
 }
 

@@ -199,12 +199,12 @@ type (
 		IDs      []string
 		Ends     []End
 	}
-	// SendClose has a router forget the route of a sandbox that goes on to exist. Requests for it may wait for Hold.
+	// SendClose has a router forget the route of a sandbox that is about to sleep. It is a SendResolved with a Sleeper
+	// and a sequence.
 	SendClose struct {
 		Stream   uint64
 		Sequence uint64
-		ID       string
-		Hold     time.Duration
+		Sandbox  fact.Sandbox
 	}
 	// SendResolved answers a Resolve.
 	SendResolved struct {

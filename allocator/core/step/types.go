@@ -57,6 +57,8 @@ type Pool struct {
 	IdleTimeout time.Duration
 	MinBytes    uint64
 	BusyProbe   BusyProbe
+	// Sleep is the default of claims.
+	Sleep fact.SleepPolicy
 	// MaxLifetime bounds the life of a sandbox, StartupTimeout the time for which it is starting;
 	// 0: no bound.
 	MaxLifetime, StartupTimeout time.Duration

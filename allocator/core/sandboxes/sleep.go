@@ -1,0 +1,291 @@
+package sandboxes
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/step"
+	"github.com/berth-sandbox/berth/api/activity"
+)
+
+// Sleep: see docs/design/sleep.md.
+
+const (
+	// freezeTries is how often a sandbox may fail to fall asleep, one time after the other, before it is released
+	// instead.
+	freezeTries = 3
+	// tryAgain is the pause before a sandbox that has come to its end tries to fall asleep again.
+	tryAgain = 10 * time.Second
+)
+
+// Why a sandbox falls asleep.
+type Why int
+
+// Why a sandbox falls asleep.
+const (
+	Called   Why = iota // a call has asked for it
+	AtEnd               // its end has come
+	WhenIdle            // a verdict has found it idle
+)
+
+// sleep is how far a sandbox is on its way from Close until it runs again.
+type sleep struct {
+	why   Why
+	since time.Duration // boot clock: of Close; of the wake once it is to wake
+	// pending is the phase whose fact is on its way into the journal; 0: none is.
+	pending fact.Phase
+	// sleepers are the callers of Sleep, wakers those that wait for it to run.
+	sleepers, wakers []uint64
+	// wake: it wakes as soon as it can. end is its end then; zero: it has none.
+	wake  bool
+	end   time.Time
+	endAt time.Duration // the same on the boot clock; 0: none
+	// failed says why it did not fall asleep.
+	failed string
+}
+
+// Sleeps reports whether the sandbox is asleep, or on the way to that or back.
+func (sb *Sandbox) Sleeps() bool { return sb.sleep != nil }
+
+// Closing reports whether routers are asked to forget the route of the sandbox, and why.
+func (sb *Sandbox) Closing() (why Why, ok bool) {
+	if sb.sleep == nil || sb.Phase != fact.Running || sb.sleep.pending != 0 {
+		return 0, false
+	}
+	return sb.sleep.why, true
+}
+
+// Wakes reports whether the sandbox is about to run.
+func (sb *Sandbox) Wakes() bool { return sb.sleep != nil && sb.sleep.wake }
+
+// MayWake reports whether a request may wake the sandbox, or end the sleep that it is about to begin.
+func (sb *Sandbox) MayWake() bool {
+	return sb.sleep != nil && (sb.sleep.why == WhenIdle || sb.Sleep.WakeOnTraffic || sb.Wakeable)
+}
+
+// CanSleep reports whether the sandbox runs and can be closed.
+func (sb *Sandbox) CanSleep() bool {
+	return sb.Phase == fact.Running && sb.sleep == nil && !sb.bound && !sb.asking && sb.Agent.Port != 0
+}
+
+// Close begins the sleep of a sandbox that can sleep. Routers get its route no more. A token other than 0 is answered
+// when it is asleep.
+func (t *Table) Close(sb *Sandbox, why Why, token uint64) {
+	sb.sleep = &sleep{why: why, since: t.Now.Boot}
+	if token != 0 {
+		sb.sleep.sleepers = []uint64{token}
+	}
+	t.idle.Suspend(sb.ID)
+	t.schedule(sb)
+	t.Notify(Closed{sb})
+}
+
+// JoinSleep has a call wait for the sleep that a sandbox has begun. A request does not end that any more.
+func (t *Table) JoinSleep(sb *Sandbox, token uint64) {
+	sb.sleep.why = Called
+	sb.sleep.sleepers = append(sb.sleep.sleepers, token)
+}
+
+// Open gives up the sleep of a sandbox that closes. Routers get its route again.
+func (t *Table) Open(sb *Sandbox, why string) {
+	s := t.awake(sb)
+	sb.notBefore = t.Now.Boot + tryAgain
+	t.markRunning(sb, t.Now.Boot, activity.Unknown)
+	t.schedule(sb)
+	t.answer(s.sleepers, step.CallNotReady, sb, why)
+	t.answer(s.wakers, step.CallOK, sb, "")
+	t.Notify(Routed{sb})
+}
+
+// FallAsleep begins to freeze a sandbox that is closed: no router has its route, and nothing that was admitted can
+// connect to its pod any more.
+func (t *Table) FallAsleep(sb *Sandbox) {
+	t.enter(sb, fact.FallingAsleep, func(f *fact.SandboxFact) { f.Wakeable = sb.MayWake() }, func() {
+		t.Emit(step.Freeze{Sandbox: sb.Sandbox})
+	})
+}
+
+// enter commits a phase of the sleep of a sandbox. then runs when that is durable, unless the sandbox ends.
+func (t *Table) enter(sb *Sandbox, phase fact.Phase, set func(*fact.SandboxFact), then func()) {
+	f := &fact.SandboxFact{Sandbox: sb.next()}
+	f.Phase, sb.sleep.pending = phase, phase
+	set(f)
+	t.outbox.Commit(t.Now.Boot, f, true, func(fact.Revision, time.Duration) {
+		sb.sleep.pending = 0
+		sb.Revision = f.Revision
+		if sb.Lives() {
+			sb.Phase, sb.Wakeable, sb.AsleepAt, sb.EndAt, sb.nextEnd = phase, f.Wakeable, f.AsleepAt, f.EndAt, f.EndAt
+		}
+		t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
+		if sb.Lives() {
+			then()
+		}
+	})
+}
+
+// Frozen acts on the answer of an agent to the order of that revision.
+func (t *Table) Frozen(id string, revision fact.Revision, ok bool, why string) {
+	sb := t.byID[id]
+	if sb == nil || sb.sleep == nil || sb.Revision != revision || sb.sleep.pending != 0 {
+		return
+	}
+	switch {
+	case sb.Phase == fact.FallingAsleep && ok && !sb.sleep.wake:
+		t.sleeps(sb)
+	case sb.Phase == fact.FallingAsleep && ok:
+		t.wakeUp(sb)
+	case sb.Phase == fact.FallingAsleep:
+		t.fail(sb, why)
+	case sb.Phase == fact.Asleep && !ok: // its agent had continued the processes, and cannot stop them again
+		t.setEnd(sb, t.EndAfter(sb))
+		t.wakeUp(sb)
+	}
+}
+
+// sleeps commits that a sandbox is asleep. Its end does not come while it sleeps.
+func (t *Table) sleeps(sb *Sandbox) {
+	t.enter(sb, fact.Asleep, func(f *fact.SandboxFact) { f.AsleepAt, f.EndAt = t.Now.Wall, time.Time{} }, func() {
+		sb.failures, sb.endAt, sb.nextEndAt = 0, 0, 0
+		t.Emit(step.Freeze{Sandbox: sb.Sandbox, Keep: true})
+		t.Emit(step.SandboxAsleep{Sandbox: sb.Sandbox})
+		t.answer(sb.sleep.sleepers, step.CallOK, sb, "")
+		sb.sleep.sleepers = nil
+		if sb.sleep.wake {
+			t.wakeUp(sb)
+		}
+	})
+}
+
+// fail wakes a sandbox that could not fall asleep. One that has failed too often, and whose time is over, is released.
+func (t *Table) fail(sb *Sandbox, why string) {
+	sb.failures++
+	sb.sleep.failed = cmp.Or(why, "its processes could not be stopped")
+	reason := map[Why]string{AtEnd: fact.ReasonEndTime, WhenIdle: fact.ReasonIdleTimeout}[sb.sleep.why]
+	if reason != "" && sb.failures >= freezeTries {
+		t.End(sb, Serving, fact.Cause{Reason: reason, Message: "it could not fall asleep: " + sb.sleep.failed})
+		return
+	}
+	sb.notBefore = t.Now.Boot + tryAgain
+	sb.sleep.end, sb.sleep.endAt = sb.EndAt, sb.endAt
+	t.wakeUp(sb)
+}
+
+// setEnd sets the end that a sandbox gets when it wakes; zero: none.
+func (t *Table) setEnd(sb *Sandbox, end time.Time) {
+	if sb.sleep.end, sb.sleep.endAt = end, 0; !end.IsZero() {
+		sb.sleep.endAt = max(1, t.Now.BootOf(end))
+	}
+}
+
+// Wake has a sandbox that sleeps run again, with this end, zero for none. A token other than 0 is answered when it
+// runs. A sandbox that closes, and not for a call, opens again.
+func (t *Table) Wake(sb *Sandbox, token uint64, end time.Time) {
+	s := sb.sleep
+	if token != 0 {
+		s.wakers = append(s.wakers, token)
+	}
+	if why, closing := sb.Closing(); closing && why == WhenIdle {
+		t.Open(sb, "")
+		return
+	}
+	if !s.wake {
+		t.toWake(s)
+		t.setEnd(sb, end)
+	}
+	if sb.Phase == fact.Asleep && s.pending == 0 {
+		t.wakeUp(sb)
+	}
+}
+
+// wakeUp commits that a sandbox wakes. No fact about its sleep is on its way.
+func (t *Table) wakeUp(sb *Sandbox) {
+	t.toWake(sb.sleep)
+	t.enter(sb, fact.Waking, func(f *fact.SandboxFact) { f.EndAt = sb.sleep.end }, func() {
+		sb.endAt, sb.nextEndAt = sb.sleep.endAt, sb.sleep.endAt
+		t.Emit(step.Thaw{Sandbox: sb.Sandbox})
+	})
+}
+
+// Thawed acts on the answer of an agent to the order of that revision.
+func (t *Table) Thawed(id string, revision fact.Revision, ok bool, why string) {
+	sb := t.byID[id]
+	if sb == nil || sb.sleep == nil || sb.Phase != fact.Waking || sb.Revision != revision || sb.sleep.pending != 0 {
+		return
+	}
+	if !ok {
+		t.End(sb, Lost, fact.Cause{Reason: fact.ReasonWakeFailed, Message: why})
+		return
+	}
+	s := t.awake(sb)
+	awake := step.SandboxAwake{Took: t.Now.Boot - s.since}
+	if !sb.AsleepAt.IsZero() {
+		awake.Slept = max(0, t.Now.Wall.Sub(sb.AsleepAt))
+	}
+	sb.Phase, sb.AsleepAt, sb.Wakeable = fact.Running, time.Time{}, false
+	running := &fact.SandboxFact{Sandbox: sb.next()}
+	t.outbox.Commit(t.Now.Boot, running, false, func(revision fact.Revision, _ time.Duration) {
+		sb.Revision = revision
+		t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
+	})
+	t.markRunning(sb, t.Now.Boot, activity.Claim)
+	t.Notify(Routed{sb})
+	awake.Sandbox = sb.Sandbox
+	if s.failed == "" {
+		t.Emit(awake)
+	}
+	t.answer(s.wakers, step.CallOK, sb, "")
+	t.answer(s.sleepers, step.CallRefused, sb, s.failed)
+}
+
+// toWake notes that a sandbox is to wake, and awake that it does not sleep any more.
+func (t *Table) toWake(s *sleep) {
+	if !s.wake {
+		s.wake, s.since = true, t.Now.Boot
+		t.waking++
+	}
+}
+
+func (t *Table) awake(sb *Sandbox) *sleep {
+	s := sb.sleep
+	sb.sleep = nil
+	if s.wake {
+		t.waking--
+	}
+	return s
+}
+
+// CountWaking is how many sandboxes are to wake.
+func (t *Table) CountWaking() int { return t.waking }
+
+// answer answers calls about a sandbox.
+func (t *Table) answer(tokens []uint64, status step.CallStatus, sb *Sandbox, why string) {
+	for _, token := range tokens {
+		t.Emit(step.SandboxCallAnswered{Token: token, Status: status, Sandbox: sb.Sandbox, Why: why})
+	}
+}
+
+// EndAfter is the end of a sandbox that a request wakes now.
+func (t *Table) EndAfter(sb *Sandbox) (end time.Time) {
+	if sb.Lifetime > 0 {
+		end = t.Now.Wall.Add(sb.Lifetime)
+	}
+	return end
+}
+
+// recoverSleep goes on with a sandbox that an earlier leader has left in one of the phases of sleep. One that may be
+// frozen for an unknown time wakes, in this term, so that an order of the earlier leader comes too late.
+func (t *Table) recoverSleep(sb *Sandbox) {
+	if sb.Phase == fact.Asleep {
+		t.Emit(step.Freeze{Sandbox: sb.Sandbox, Keep: true})
+		return
+	}
+	sb.sleep.end, sb.sleep.endAt = sb.EndAt, sb.endAt
+	t.wakeUp(sb)
+}
+
+// Postpone has a sandbox that has come to its end try to sleep later.
+func (t *Table) Postpone(sb *Sandbox) {
+	sb.notBefore = t.Now.Boot + tryAgain
+	t.schedule(sb)
+}

@@ -1,0 +1,168 @@
+package core
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
+)
+
+// Sleep: see docs/design/sleep.md. Here the closing of a sandbox is tied to streams. Its ledger is one of fences, because
+// a closing waits for what a release waits for.
+
+const (
+	// closeWait bounds the closing of a sandbox. It opens again then.
+	closeWait = 60 * time.Second
+	// wakeHold is how long a request may wait for a sandbox that wakes.
+	wakeHold = 30 * time.Second
+	// maxWaking bounds the sandboxes that requests have wake at one time. Calls are not bounded by it.
+	maxWaking = 200
+)
+
+// fallAsleep acts on a call that has a sandbox sleep.
+func (c *Core) fallAsleep(ev Sleep) {
+	sb := c.sandboxes.Seen(ev.ID, ev.Scope)
+	e := SandboxCallAnswered{Token: ev.Token, Status: CallNotReady}
+	if sb != nil {
+		e.Sandbox = sb.Sandbox
+	}
+	switch why, closing := closingOf(sb); {
+	case sb == nil:
+		e.Status = CallUnknown
+	case !sb.Lives():
+		e.Status = CallGone
+	case closing && why != sandboxes.Called:
+		c.sandboxes.JoinSleep(sb, ev.Token)
+		return
+	case sb.Sleeps():
+		e.Status = CallAsleep
+	case sb.Agent.Port == 0:
+		e.Status, e.Why = CallRefused, "its pod has no agent"
+	case !sb.CanSleep():
+		e.Why = "it does not run yet"
+	default:
+		if e.Why = c.cannotClose(); e.Why == "" {
+			c.sandboxes.Close(sb, sandboxes.Called, ev.Token)
+			return
+		}
+	}
+	c.Emit(e)
+}
+
+func closingOf(sb *sandboxes.Sandbox) (why sandboxes.Why, closing bool) {
+	if sb == nil {
+		return 0, false
+	}
+	return sb.Closing()
+}
+
+// cannotClose says why no sandbox can be closed now; empty: any can. A router that is not connected may serve the route
+// of every sandbox until its session expires.
+func (c *Core) cannotClose() string {
+	for _, s := range c.routers.members.All() {
+		if s.Stream == 0 {
+			return fmt.Sprintf("router %s may send requests to it and is not connected; its session expires in %v",
+				s.ID, (c.routers.members.ExpiresAt(s) - c.Now.Boot).Truncate(time.Second))
+		}
+	}
+	return ""
+}
+
+// startClosing has all routers forget the route of a sandbox, and begins to wait for them.
+func (c *Core) startClosing(sb *sandboxes.Sandbox) {
+	var routers []string
+	for _, s := range c.routers.members.All() {
+		if s.Durable { // others have no route
+			routers = append(routers, s.ID)
+		}
+	}
+	c.closings.Begin(sb.ID, routers, c.Now.Boot)
+	c.routers.closed = append(c.routers.closed, sb.ID)
+}
+
+// advanceClosings goes on with the closings that may wait for less than before.
+func (c *Core) advanceClosings() {
+	closed := c.routers.closed
+	c.routers.closed = nil
+	for _, id := range closed {
+		cleared, complete := c.closings.Advance(id, c.Now.Boot)
+		sb := c.sandboxes.Get(id)
+		why, closing := closingOf(sb)
+		// A verdict has shown that nothing is open, and that nothing was admitted within the connect window.
+		if closing && (complete || cleared && why == sandboxes.WhenIdle) {
+			c.closings.Drop(id)
+			c.sandboxes.FallAsleep(sb)
+		}
+	}
+}
+
+// tickClosings opens the sandboxes again whose closing takes too long, and looks at the others.
+func (c *Core) tickClosings() {
+	for id := range c.closings.UnderWay() {
+		began, _, _ := c.closings.Began(id)
+		if c.Now.Boot-began < closeWait {
+			c.routers.closed = append(c.routers.closed, id)
+			continue
+		}
+		n := c.closings.CountWaiting(id)
+		c.closings.Drop(id)
+		c.sandboxes.Open(c.sandboxes.Get(id), fmt.Sprintf("%d routers have not acknowledged within %v that they send it no more requests", n, closeWait))
+	}
+}
+
+// tired has a sandbox sleep whose end has come.
+func (c *Core) tired(sb *sandboxes.Sandbox) {
+	if !sb.CanSleep() {
+		return
+	}
+	if c.cannotClose() != "" {
+		c.sandboxes.Postpone(sb)
+		return
+	}
+	c.sandboxes.Close(sb, sandboxes.AtEnd, 0)
+}
+
+// resolveSleeper answers a router that asks about a sandbox that sleeps. wake: a request that may reach it waits.
+func (c *Core) resolveSleeper(e *SendResolved, sb *sandboxes.Sandbox, wake bool) {
+	asked := wake && sb.MayWake() && !sb.Wakes()
+	if asked && c.sandboxes.CountWaking() < maxWaking {
+		c.sandboxes.Wake(sb, 0, c.sandboxes.EndAfter(sb))
+		asked = false
+	}
+	found := sb.Sandbox
+	switch {
+	case sb.Routable():
+		e.Sandbox = &found
+	case sb.Wakes():
+		e.Starting, e.Hold = true, wakeHold
+	default:
+		found.Wakeable = sb.MayWake()
+		e.Sleeper, e.Busy = &found, asked
+	}
+}
+
+// sendCloses sends the routers the closings that have begun in this step. Requests that they have held for a verdict go
+// on then, and wake the sandbox.
+func (r *routers) sendCloses() {
+	if !r.closings.HasUnsent() {
+		return
+	}
+	for _, s := range r.members.Reachable() {
+		var resumed []string
+		for _, id := range r.closings.Unsent(s.ID) {
+			sb := r.sandboxes.Get(id)
+			sequence := r.members.NextSequence(s)
+			r.closings.Sent(s.ID, sequence, []string{id})
+			closed := sb.Sandbox
+			closed.Wakeable = sb.MayWake()
+			r.Emit(SendClose{Stream: s.Stream, Sequence: sequence, Sandbox: closed})
+			if why, _ := sb.Closing(); why == sandboxes.WhenIdle {
+				resumed = append(resumed, id)
+			}
+		}
+		if len(resumed) > 0 {
+			r.Emit(SendResume{Stream: s.Stream, IDs: resumed})
+		}
+	}
+	r.closings.AllSent()
+}

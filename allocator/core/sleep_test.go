@@ -1,0 +1,329 @@
+package core
+
+import (
+	"testing"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+)
+
+// sleepSim has a sandbox with an agent, which runs, and routers that have reported.
+func sleepSim(t *testing.T, policy fact.SleepPolicy, routers ...string) (*sim, Sandbox) {
+	t.Helper()
+	s := newSim(t)
+	pool := changed(idlePool(1), func(p *Pool) { p.Agent.Port, p.Sleep = 49983, policy })
+	s.recover([]Pool{pool}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.AgentPort = 49983 })})
+	for i, r := range routers {
+		s.joinAndReport(r, uint64(i+1))
+	}
+	s.step(Claim{Token: 1, Pool: poolA, Lifetime: time.Minute})
+	s.step(Configured{ID: one[Configure](s).Sandbox.ID, OK: true})
+	return s, one[Claimed](s).Sandbox
+}
+
+// acked has a router acknowledge everything that it was sent.
+func (s *sim) acked(session string, stream uint64) {
+	s.t.Helper()
+	s.step(SessionAck{Session: session, Stream: stream, Sequence: s.core.routers.members.Get(session).Sequence})
+}
+
+func (s *sim) view(id string) Sandbox {
+	s.t.Helper()
+	sb, ok := s.core.View().Sandbox(id)
+	if !ok {
+		s.t.Fatalf("%s is not known", id)
+	}
+	return sb
+}
+
+// asleep has a call put a sandbox to sleep.
+func (s *sim) asleep(id string) {
+	s.t.Helper()
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: id})
+	s.pass(window)
+	freeze := one[Freeze](s)
+	s.step(Frozen{ID: id, Revision: freeze.Sandbox.Revision, OK: true})
+	if a := one[SandboxCallAnswered](s); a.Token != 7 || a.Status != CallOK {
+		s.t.Fatalf("answered %+v", a)
+	}
+}
+
+// Invariant: P27
+func TestSandboxIsFrozenWhenNoRouterHasItsRoute(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{}, "q", "r")
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
+	if closes := of[SendClose](s.effects); len(closes) != 2 || closes[0].Sandbox.ID != sb.ID || closes[0].Sandbox.Wakeable {
+		t.Fatalf("sent %+v", closes)
+	}
+	s.joinAndReport("late", 3) // it gets no route
+	if snapshot := s.core.View().Running(); len(snapshot) != 0 {
+		t.Errorf("routable: %+v", snapshot)
+	}
+	s.acked("q", 1)
+	s.pass(window)
+	none[Freeze](s)
+	s.acked("r", 2)
+	none[Freeze](s)
+	s.pass(window - 1)
+	none[Freeze](s)
+	s.pass(1)
+	freeze := one[Freeze](s)
+	if freeze.Keep || freeze.Sandbox.Phase != FallingAsleep || s.view(sb.ID).Phase != FallingAsleep {
+		t.Fatalf("%+v", freeze)
+	}
+	s.step(Frozen{ID: sb.ID, Revision: freeze.Sandbox.Revision, OK: true})
+	keep, a := one[Freeze](s), one[SandboxCallAnswered](s)
+	if !keep.Keep || !freeze.Sandbox.Revision.Less(keep.Sandbox.Revision) || a.Status != CallOK || a.Token != 7 {
+		t.Errorf("%+v, answered %+v", keep, a)
+	}
+	if got := s.view(sb.ID); got.Phase != Asleep || !got.EndAt.IsZero() || !got.AsleepAt.Equal(s.now.Wall) {
+		t.Errorf("it is %+v", got)
+	}
+	s.pass(time.Hour)
+	if got := s.view(sb.ID); got.Phase != Asleep {
+		t.Errorf("an hour later it is %+v", got)
+	}
+}
+
+func TestSleepIsRefusedWhileARouterIsAway(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{}, "q")
+	s.step(SessionLeft{Session: "q", Stream: 1})
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
+	if a := one[SandboxCallAnswered](s); a.Status != CallNotReady || a.Why == "" {
+		t.Errorf("%+v", a)
+	}
+	none[SendClose](s)
+}
+
+func TestClosingThatNeedsTooLongIsGivenUp(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{}, "q", "r")
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
+	s.acked("q", 1)
+	for range 60 {
+		s.ping("q", 1)
+		s.ping("r", 2)
+		s.pass(time.Second)
+	}
+	if a := one[SandboxCallAnswered](s); a.Status != CallNotReady || a.Why == "" {
+		t.Errorf("%+v", a)
+	}
+	if len(of[SendRoute](s.effects)) != 2 {
+		t.Errorf("sent %+v", s.effects)
+	}
+	s.acked("q", 1)
+	s.acked("r", 2)
+	s.pass(window)
+	none[Freeze](s)
+}
+
+func TestCallWakesASandboxWithANewEnd(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	s.asleep(sb.ID)
+	s.step(SetTimeout{Token: 8, Scope: everyTeam, ID: sb.ID, Lifetime: time.Hour})
+	if a := one[SandboxCallAnswered](s); a.Status != CallAsleep {
+		t.Fatalf("%+v", a)
+	}
+	s.step(Sleep{Token: 8, Scope: everyTeam, ID: sb.ID})
+	if a := one[SandboxCallAnswered](s); a.Status != CallAsleep {
+		t.Fatalf("%+v", a)
+	}
+	s.joinAndReport("q", 1)
+	s.step(SetTimeout{Token: 9, Scope: everyTeam, ID: sb.ID, Lifetime: time.Hour, Extend: true, Wake: true})
+	thaw := one[Thaw](s)
+	if thaw.Sandbox.Phase != Waking {
+		t.Fatalf("%+v", thaw)
+	}
+	none[SendRoute](s)
+	s.step(Thawed{ID: sb.ID, Revision: Revision{Term: 1, Counter: 1}, OK: true})
+	none[SendRoute](s)
+	s.step(Thawed{ID: sb.ID, Revision: thaw.Sandbox.Revision, OK: true})
+	one[SendRoute](s)
+	if a := one[SandboxCallAnswered](s); a.Token != 9 || a.Status != CallOK || !a.Sandbox.EndAt.Equal(s.now.Wall.Add(time.Hour)) {
+		t.Errorf("%+v", a)
+	}
+	if got := s.view(sb.ID); got.Phase != Running || !got.AsleepAt.IsZero() {
+		t.Errorf("it is %+v", got)
+	}
+	s.now.Boot += time.Hour
+	s.now.Wall = s.now.Wall.Add(time.Hour)
+	s.step(Tick{})
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonEndTime {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestRequestWakesOnlyWhatItMay(t *testing.T) {
+	for name, wakes := range map[string]bool{"not without the policy": false, "with it": true} {
+		t.Run(name, func(t *testing.T) {
+			s, sb := sleepSim(t, fact.SleepPolicy{WakeOnTraffic: wakes})
+			s.asleep(sb.ID)
+			s.joinAndReport("q", 1)
+			s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID})
+			if r := one[SendResolved](s); r.Sleeper == nil || r.Sleeper.Wakeable != wakes || r.Starting || r.Sandbox != nil {
+				t.Fatalf("%+v", r)
+			}
+			none[Thaw](s)
+			s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true})
+			r := one[SendResolved](s)
+			if !wakes {
+				if r.Sleeper == nil || r.Busy {
+					t.Fatalf("%+v", r)
+				}
+				none[Thaw](s)
+				return
+			}
+			if !r.Starting || r.Hold != wakeHold {
+				t.Fatalf("%+v", r)
+			}
+			thaw := one[Thaw](s)
+			s.step(Thawed{ID: sb.ID, Revision: thaw.Sandbox.Revision, OK: true})
+			if route := one[SendRoute](s); route.Sandbox.ID != sb.ID {
+				t.Errorf("%+v", route)
+			}
+			if got := s.view(sb.ID); !got.EndAt.Equal(s.now.Wall.Add(time.Minute)) {
+				t.Errorf("its end is %v", got.EndAt)
+			}
+		})
+	}
+}
+
+// Invariant: I4
+func TestSilentSandboxSleepsAfterItsVerdict(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{WhenIdle: true}, "q")
+	s.pass(idleFor)
+	q := s.asks(1)
+	s.says(q, 1)
+	none[SandboxReleased](s)
+	if closed := one[SendClose](s); !closed.Sandbox.Wakeable {
+		t.Fatalf("%+v", closed)
+	}
+	one[SendResume](s)
+	s.acked("q", 1)
+	freeze := one[Freeze](s) // a verdict has looked already
+	s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true})
+	if r := one[SendResolved](s); !r.Starting {
+		t.Fatalf("%+v", r)
+	}
+	s.step(Frozen{ID: sb.ID, Revision: freeze.Sandbox.Revision, OK: true})
+	thaw := one[Thaw](s) // at once
+	s.step(Thawed{ID: sb.ID, Revision: thaw.Sandbox.Revision, OK: true})
+	one[SendRoute](s)
+}
+
+func TestRequestEndsTheClosingOfAnIdleSandbox(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{WhenIdle: true}, "q", "r")
+	s.pass(idleFor)
+	q := s.asks(1, 2)
+	s.says(q, 1)
+	s.says(q, 2)
+	s.acked("q", 1)
+	s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true})
+	if r := one[SendResolved](s); r.Sandbox == nil {
+		t.Fatalf("%+v", r)
+	}
+	if len(of[SendRoute](s.effects)) != 2 {
+		t.Errorf("sent %+v", s.effects)
+	}
+	s.acked("q", 1)
+	s.acked("r", 2)
+	s.pass(window)
+	none[Freeze](s)
+}
+
+func TestSandboxThatCannotFreezeRunsOn(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{}, "q")
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
+	s.acked("q", 1)
+	s.pass(window)
+	s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, Why: "process 5 of user 0"})
+	s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, OK: true})
+	one[SendRoute](s)
+	if a := one[SandboxCallAnswered](s); a.Status != CallRefused || a.Why != "process 5 of user 0" {
+		t.Errorf("%+v", a)
+	}
+	if got := s.view(sb.ID); got.Phase != Running || !got.EndAt.Equal(sb.EndAt) {
+		t.Errorf("it is %+v", got)
+	}
+}
+
+func TestEndOfASandboxBecomesItsSleep(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{AtEnd: true}, "q")
+	for round := 1; ; round++ {
+		for s.pass(time.Second); len(of[SendClose](s.effects)) == 0; s.pass(time.Second) {
+			if all := of[SendQuiesce](s.effects); len(all) > 0 {
+				s.says(all[0], 1, Activity{ID: sb.ID})
+			}
+			s.ping("q", 1)
+			if s.now.Wall.After(sb.EndAt.Add(5 * time.Minute)) {
+				t.Fatal("it does not sleep")
+			}
+		}
+		if s.now.Wall.Before(sb.EndAt) {
+			t.Fatal("it sleeps before its end")
+		}
+		none[SandboxReleased](s)
+		s.acked("q", 1)
+		s.pass(window)
+		s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, Why: "no"})
+		if round == 3 {
+			if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonEndTime || r.Sandbox.Message == "" {
+				t.Errorf("%+v", r)
+			}
+			return
+		}
+		s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, OK: true})
+	}
+}
+
+// Invariant: P27
+func TestNextLeaderWakesWhatMayBeFrozen(t *testing.T) {
+	for _, phase := range []Phase{FallingAsleep, Asleep, Waking} {
+		s := newSimAt(t, 2, start)
+		f := on("a-1", "x")
+		sb := sandboxOf(f)
+		sb.Agent.Port, sb.Phase = 49983, phase
+		s.recover([]Pool{specA(0)}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.AgentPort, p.Used = 49983, true })}, f)
+		s.joinAndReport("q", 1)
+		if n := len(s.core.View().Running()); n != 0 {
+			t.Errorf("phase %d: %d routes", phase, n)
+		}
+		if phase == Asleep {
+			continue
+		}
+		got := s.view("x")
+		if got.Phase != Waking || got.Revision.Term != 2 {
+			t.Errorf("phase %d became %+v", phase, got)
+		}
+		s.step(Thawed{ID: "x", Revision: Revision{Term: 1, Counter: 5}, OK: true}) // to the earlier leader
+		none[SendRoute](s)
+		s.step(Thawed{ID: "x", Revision: got.Revision, OK: true})
+		one[SendRoute](s)
+	}
+}
+
+func TestSandboxThatDoesNotWakeIsReleased(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	s.asleep(sb.ID)
+	s.step(SetTimeout{Token: 9, Scope: everyTeam, ID: sb.ID, Lifetime: time.Hour, Wake: true})
+	s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, Why: "it does not answer"})
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonWakeFailed || r.Sandbox.Message != "it does not answer" {
+		t.Errorf("%+v", r)
+	}
+	if a := one[SandboxCallAnswered](s); a.Status != CallGone {
+		t.Errorf("%+v", a)
+	}
+}
+
+func TestReleaseEndsEveryPhaseOfSleep(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{}, "q")
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
+	s.step(Release{Token: 8, Scope: everyTeam, ID: sb.ID, Reason: fact.ReasonKilled})
+	if a := one[SandboxCallAnswered](s); a.Token != 7 || a.Status != CallGone {
+		t.Errorf("%+v", a)
+	}
+	one[SandboxReleased](s)
+	one[SendRelease](s)
+	s.acked("q", 1)
+	s.pass(window)
+	none[Freeze](s)
+}
