@@ -35,6 +35,7 @@ type simPod struct {
 	// configured is the sandbox that its agent was configured for, in this life of the agent. forgot is the
 	// same for an earlier life.
 	configured, forgot string
+	agent              simAgent
 }
 
 // job is a write under way.
@@ -57,6 +58,10 @@ func (j *job) String() string {
 		return "start " + e.Sandbox.ID
 	case Configure:
 		return "configure " + e.Sandbox.ID
+	case Freeze:
+		return "freeze " + e.Sandbox.ID
+	case Thaw:
+		return "thaw " + e.Sandbox.ID
 	case DeletePod:
 		return "delete " + e.Pod.Name
 	case RecyclePod:
@@ -124,7 +129,7 @@ func (w *world) write(p *simPod, change func(*Pod)) {
 // restart: an agent that starts again is not configured any more.
 func (w *world) restart(p *simPod) {
 	if p != nil && p.configured != "" {
-		p.forgot, p.configured = p.configured, ""
+		p.forgot, p.configured, p.agent = p.configured, "", simAgent{}
 	}
 	w.write(p, func(p *Pod) { p.Restarts++ })
 }
@@ -364,6 +369,10 @@ func (w *world) attempt(j *job, luck int) bool {
 		default:
 			j.report = []Event{Configured{ID: e.Sandbox.ID, OK: certain && p.configured == e.Sandbox.ID}}
 		}
+	case Freeze:
+		return w.orderAgent(j, e.Sandbox, luck)
+	case Thaw:
+		return w.orderAgent(j, e.Sandbox, luck)
 	case StartSandbox:
 		// The hook may be called any number of times.
 		switch luck {

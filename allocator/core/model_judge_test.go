@@ -195,6 +195,7 @@ func (w *world) judgeRoute(s Sandbox) {
 		w.t.Fatalf("%s is said to be on pod %s, which holds %v", s.ID, s.Pod.Name, p.bound)
 	}
 	w.judgeConfigured(s)
+	w.judgeServable(s)
 	if q := w.core.pods.Get(s.Pod).Seen(); q.IP != s.IP {
 		w.t.Fatalf("%s is said to be at %v, its pod is at %v", s.ID, s.IP, q.IP)
 	}
@@ -236,6 +237,8 @@ func (w *world) judgeRelease(s Sandbox) {
 		ok = p.moved
 	case fact.ReasonObjectDeleted:
 		ok = w.unwanted[s.ID]
+	case fact.ReasonWakeFailed:
+		ok = w.unthawed[s.ID]
 	case fact.ReasonStartFailed:
 		ok = w.failed[s.ID]
 	case fact.ReasonConfigurationFailed:
@@ -317,6 +320,13 @@ func (w *world) judge(e Effect) {
 		}
 	case SandboxCallAnswered:
 		w.judgeKept(e)
+	case SandboxAsleep:
+		if durable := w.disk.sandboxes[e.Sandbox.ID]; durable.Phase != Asleep {
+			t.Fatalf("%s is said to be asleep, durable is phase %d", e.Sandbox.ID, durable.Phase)
+		}
+		sleeps.Add(1)
+	case SandboxAwake:
+		wakes.Add(1)
 	case WouldReap:
 		t.Fatalf("a dry run: %+v", e)
 	case SandboxReleased:
@@ -402,6 +412,9 @@ func (w *world) deliver(e Effect) {
 		w.send(e.Stream, e)
 	case SendRoute:
 		w.judgeRoute(e.Sandbox)
+		w.send(e.Stream, e)
+	case SendClose:
+		w.judgeSession(e.Stream)
 		w.send(e.Stream, e)
 	case SendRelease:
 		for _, id := range e.IDs {

@@ -96,6 +96,9 @@ func (w *world) request(r *router, id string) {
 	if r.over[id] {
 		w.t.Fatalf("%s admits a request for %s, whose release it has acknowledged", r.id, id)
 	}
+	if p := w.podOf(id); p.agent.frozen && w.isKnown(r) { // P27
+		w.t.Fatalf("%s admits a request for %s, which its agent has stopped", r.id, id)
+	}
 	// I1, I3
 	if s, ok := w.disk.sandboxes[id]; !ok || w.holders[answer.Route.Addr] != id || s.IP != answer.Route.Addr && !w.tampered[id] {
 		w.t.Fatalf("%s sends a request for %s to %v, which is given to %s; durable is %+v", r.id, id, answer.Route.Addr, w.holders[answer.Route.Addr], s)

@@ -201,6 +201,8 @@ func (r *router) hear(e Effect) {
 		for _, id := range e.IDs {
 			delete(r.sent, id)
 		}
+	case SendClose:
+		delete(r.sent, e.Sandbox.ID)
 	case SendResolved:
 		delete(r.sent, e.ID)
 		if e.Sandbox != nil {
@@ -436,6 +438,9 @@ func (w *world) toRouter(r *router) {
 			answer = routecache.Answer{Status: routecache.Starting, Hold: e.Hold}
 		}
 		r.cache.Resolve(e.ID, answer)
+	case SendClose: // a router of an earlier version takes this answer for one that it does not know
+		r.cache.Resolve(e.Sandbox.ID, routecache.Answer{Status: routecache.Unknown})
+		sequence = e.Sequence
 	case SendQuiesce:
 		w.quiesced(r, e)
 	case SendResume:

@@ -60,6 +60,11 @@ func (w *world) checkAnswered() {
 		t.Fatalf("calls never answered: %v", w.kept)
 	}
 	w.judgeReaped()
+	for sb := range w.core.sandboxes.All() {
+		if p := w.pod(sb.Pod); sb.Lives() && p.agent.frozen != (sb.Phase == Asleep) {
+			t.Fatalf("%s is in phase %d, its agent: %+v", sb.ID, sb.Phase, p.agent)
+		}
+	}
 	if len(w.declared) > 0 {
 		t.Fatalf("declarations never answered: %v", w.declared)
 	}
@@ -82,10 +87,10 @@ func (w *world) checkPodsSettled() {
 		case len(p.bound) > 0:
 			id := p.bound[0]
 			used[p.pool()]++
-			if s := w.core.sandboxes.Get(id); s == nil || s.Phase != Running {
+			if s := w.core.sandboxes.Get(id); s == nil || s.Phase != Running && s.Phase != Asleep {
 				t.Fatalf("pod %s is left with %s: %+v", p.Key.Name, id, s)
 			}
-			if r, ok := w.records[id]; !ok || r.Phase != Running {
+			if r, ok := w.records[id]; !ok || r.Phase != Running && r.Phase != Asleep {
 				t.Fatalf("%s runs, its record says %+v", id, r)
 			}
 		default:

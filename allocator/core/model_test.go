@@ -60,6 +60,12 @@ var profiles = []profile{
 		"to router", "from router", "router looks", "router looks", "router pings", "router pings", "a request ends", "a request ends", "keep-alive", "set timeout",
 		"time passes", "time passes", "time passes", "time passes", "a moment passes", "a moment passes",
 	}},
+	{name: "sleep and trouble", only: true, often: []string{
+		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work",
+		"sleep", "sleep", "wake", "request for a sleeper", "request for a sleeper", "write", "write", "write well", "write well", "journal", "journal well",
+		"to router", "from router", "router acks", "router looks", "router pings", "router joins", "router breaks off", "router dies", "dead router found", "a request ends", "release",
+		"time passes", "time passes", "a moment passes", "a moment passes", "long time passes", "leader changes", "old leader works", "pod restarts", "stray",
+	}},
 	{name: "use, silence and trouble", only: true, often: []string{
 		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "request", "request", "Envoy reads", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work", "routers work",
 		"to router", "to router", "from router", "from router", "router looks", "router pings", "router pings", "a request ends", "a request ends", "keep-alive", "journal",
@@ -75,7 +81,7 @@ type profile struct {
 	only  bool
 }
 
-// Invariant: I3, I4, I5, I7, I9, P1, P3
+// Invariant: I3, I4, I5, I7, I9, P1, P3, P27
 func TestCoreAndJournalKeepTheirGuaranteesInAnyHistory(t *testing.T) {
 	var steps, worlds atomic.Int64
 	least := int64(stepsLeast)
@@ -89,6 +95,9 @@ func TestCoreAndJournalKeepTheirGuaranteesInAnyHistory(t *testing.T) {
 		}
 		if int(worlds.Load()) == len(profiles) && verdicts.Load() == 0 {
 			t.Error("nothing was ever released for being idle")
+		}
+		if int(worlds.Load()) == len(profiles) && (sleeps.Load() == 0 || wakes.Load() == 0) {
+			t.Errorf("%d sandboxes fell asleep, %d woke", sleeps.Load(), wakes.Load())
 		}
 	})
 	for _, p := range profiles {
@@ -273,6 +282,9 @@ func (w *world) table(p profile) []action {
 		{"router looks", func() { w.looks(pick(w, w.routers, connected)) }},
 		{"routers work", w.routersWork},
 		{"keep-alive", w.keepAlive},
+		{"sleep", w.sleepCall},
+		{"wake", w.wakeCall},
+		{"request for a sleeper", w.requestForSleeper},
 		{"set timeout", w.setTimeout},
 		{"stray", func() {
 			if len(w.strays) > 0 {
@@ -406,5 +418,6 @@ func (w *world) sleep(d time.Duration) {
 	w.now.Boot += d
 	w.now.Wall = w.now.Wall.Add(d)
 	w.pass(w.now.Boot)
+	w.agentsThaw()
 	w.passUses()
 }

@@ -73,7 +73,7 @@ func traceValue(v any) string {
 	return fmt.Sprint(v)
 }
 
-var phaseNames = map[Phase]string{Starting: "starting", Running: "running", Releasing: "releasing", Released: "released", Ended: "ended"}
+var phaseNames = map[Phase]string{Starting: "starting", Running: "running", FallingAsleep: "falling asleep", Asleep: "asleep", Waking: "waking", Releasing: "releasing", Released: "released", Ended: "ended"}
 
 func traceSandbox(s Sandbox) string {
 	text := fmt.Sprintf("(%s on %s at %v: %s", s.ID, s.Pod.Name, s.IP, phaseNames[s.Phase])

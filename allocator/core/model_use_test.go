@@ -280,8 +280,8 @@ func (w *world) routersWork() {
 
 // keptCall is a KeepAlive, or, if it moves the end, a SetTimeout.
 type keptCall struct {
-	id  string
-	end bool
+	id          string
+	end, sleeps bool
 }
 
 func (w *world) keepAlive() {
@@ -305,7 +305,8 @@ func (w *world) judgeKept(e SandboxCallAnswered) {
 		w.t.Fatalf("call %d answered twice", e.Token)
 	}
 	delete(w.kept, e.Token)
-	if e.Status != CallOK {
+	w.judgeSleepCall(call, e)
+	if e.Status != CallOK || call.sleeps {
 		return
 	}
 	id := call.id

@@ -150,7 +150,7 @@ func (t *Table) Resume(sb *Sandbox) (fence bool) {
 		t.Emit(step.Configure{Sandbox: sb.Sandbox, Ask: true})
 	case sb.Phase == fact.Starting:
 		t.Emit(step.StartSandbox{Sandbox: sb.Sandbox})
-	case sb.Sleeps():
+	case sb.Sleeps() && sb.Lives():
 		t.recoverSleep(sb)
 	}
 	return false

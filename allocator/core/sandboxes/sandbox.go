@@ -36,7 +36,9 @@ type Sandbox struct {
 	sleep    *sleep
 	// failures is how often it has failed to fall asleep since it was asleep last. notBefore is when it may try to sleep
 	// at its end.
-	failures  int
+	failures int
+	// arriving: the fact that it runs again is on its way into the journal.
+	arriving  bool
 	notBefore time.Duration
 	// The times of the same names in Binding and Sandbox, on the boot clock; 0: none. A step of
 	// the wall clock must not end a sandbox, or keep it for ever.

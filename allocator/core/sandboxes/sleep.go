@@ -131,10 +131,10 @@ func (t *Table) Frozen(id string, revision fact.Revision, ok bool, why string) {
 		return
 	}
 	switch {
-	case sb.Phase == fact.FallingAsleep && ok && !sb.sleep.wake:
-		t.sleeps(sb)
-	case sb.Phase == fact.FallingAsleep && ok:
+	case sb.Phase == fact.FallingAsleep && ok && sb.sleep.wake && len(sb.sleep.sleepers) == 0:
 		t.wakeUp(sb)
+	case sb.Phase == fact.FallingAsleep && ok:
+		t.sleeps(sb)
 	case sb.Phase == fact.FallingAsleep:
 		t.fail(sb, why)
 	case sb.Phase == fact.Asleep && !ok: // its agent had continued the processes, and cannot stop them again
@@ -224,8 +224,9 @@ func (t *Table) Thawed(id string, revision fact.Revision, ok bool, why string) {
 	}
 	sb.Phase, sb.AsleepAt, sb.Wakeable = fact.Running, time.Time{}, false
 	running := &fact.SandboxFact{Sandbox: sb.next()}
+	sb.arriving = true
 	t.outbox.Commit(t.Now.Boot, running, false, func(revision fact.Revision, _ time.Duration) {
-		sb.Revision = revision
+		sb.arriving, sb.Revision = false, revision
 		t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
 	})
 	t.markRunning(sb, t.Now.Boot, activity.Claim)

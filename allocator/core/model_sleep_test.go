@@ -1,0 +1,151 @@
+package core
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
+)
+
+// Sleep. The agents of pods obey orders as package agent/freeze says: none that is older than the newest one, and a
+// repeated one as before. A freeze that is not kept ends by itself. Orders of a deposed leader may arrive at any moment.
+
+// selfThaw is after how long an agent continues the processes that it was not told to keep.
+const selfThaw = 30 * time.Second
+
+// simAgent is the agent of a pod, as far as it freezes.
+type simAgent struct {
+	frozen, kept bool
+	since        time.Duration
+	order        Revision // the newest that it has obeyed
+}
+
+// sleeps counts the sandboxes that have fallen asleep, wakes those that were woken.
+var sleeps, wakes atomic.Int64
+
+// orderAgent carries out a Freeze or a Thaw. It reports whether the outcome is known.
+func (w *world) orderAgent(j *job, s Sandbox, luck int) bool {
+	p := w.pod(s.Pod)
+	freeze, isFreeze := j.effect.(Freeze)
+	arrives := luck != lost && p.exists && p.configured == s.ID
+	superseded := arrives && s.Revision.Less(p.agent.order)
+	fails := luck == refused && w.draw(2) == 0 || luck != lost && p.exists && p.configured != s.ID // an agent that has started again
+	if arrives && !superseded {
+		p.agent.order = s.Revision
+		switch frozen := isFreeze && !fails; {
+		case frozen && !p.agent.frozen:
+			w.judgeFrozen(s)
+			p.agent = simAgent{true, freeze.Keep, w.now.Boot, s.Revision}
+		case frozen:
+			p.agent.kept = p.agent.kept || freeze.Keep
+		default:
+			p.agent = simAgent{order: s.Revision}
+		}
+	}
+	switch certain := luck <= landsReportedLate || fails; {
+	case !p.exists || w.released(s.ID): // the shell stops
+	case !fails && (!certain || !arrives):
+		return false
+	case isFreeze:
+		j.report = []Event{Frozen{ID: s.ID, Revision: s.Revision, OK: !superseded && !fails, Why: "no"}}
+	default:
+		w.unthawed[s.ID] = w.unthawed[s.ID] || superseded || fails
+		j.report = []Event{Thawed{ID: s.ID, Revision: s.Revision, OK: !superseded && !fails, Why: "no"}}
+	}
+	return true
+}
+
+// agentsThaw lets the agents continue what they were not told to keep.
+func (w *world) agentsThaw() {
+	for _, p := range w.pods {
+		if p.agent.frozen && !p.agent.kept && w.now.Boot >= p.agent.since+selfThaw {
+			p.agent.frozen = false
+		}
+	}
+}
+
+// judgeFrozen (P27): when the processes of a sandbox are stopped, no router can send a request to it, and nothing that
+// was admitted can connect any more.
+func (w *world) judgeFrozen(s Sandbox) {
+	if w.released(s.ID) { // an order that comes late; the fence of the release waits for those requests
+		return
+	}
+	for _, r := range w.routers {
+		if r.routable(s.ID) {
+			w.t.Fatalf("%s is frozen while router %s can route to it", s.ID, r.id)
+		}
+	}
+	for _, q := range w.requests {
+		if q.id == s.ID && (unread(q) || q.until > w.now.Boot) && w.isKnown(q.router) {
+			w.t.Fatalf("%s is frozen at %v while %v may be sent there", s.ID, w.now.Boot, q)
+		}
+	}
+}
+
+// judgeServable (P27): the processes of a sandbox whose route is sent run, and no record says otherwise.
+func (w *world) judgeServable(s Sandbox) {
+	if p := w.pod(s.Pod); p.agent.frozen && !w.released(s.ID) {
+		w.t.Fatalf("the route of %s is sent, and its agent has stopped it", s.ID)
+	}
+	if durable := w.disk.sandboxes[s.ID].Phase; durable == FallingAsleep || durable == Asleep {
+		w.t.Fatalf("the route of %s is sent, and durable is phase %d", s.ID, durable)
+	}
+}
+
+func (w *world) sleepCall() {
+	token, id := w.token(), w.anyID()
+	w.kept[token] = keptCall{id: id, sleeps: true}
+	w.step(Sleep{Token: token, Scope: everyTeam, ID: id})
+}
+
+func (w *world) wakeCall() {
+	token, id := w.token(), w.anyID()
+	w.kept[token] = keptCall{id: id, end: true}
+	w.step(SetTimeout{Token: token, Scope: everyTeam, ID: id, Lifetime: time.Duration(1+w.draw(4)) * 15 * time.Second, Extend: true, Wake: true})
+}
+
+// requestForSleeper is a request that a router lets wait for a sandbox that is asleep.
+func (w *world) requestForSleeper() {
+	r := pick(w, w.routers, func(r *router) bool { return connected(r) && r.joined })
+	if ids := w.sleepers(); r != nil && len(ids) > 0 {
+		r.out = append(r.out, Resolve{Session: r.id, Stream: r.stream, ID: ids[w.draw(len(ids))], Wake: w.draw(4) > 0})
+	}
+}
+
+// sleepers are the sandboxes that sleep, for the leader.
+func (w *world) sleepers() (ids []string) {
+	for sb := range w.core.sandboxes.All() {
+		if sb.Sleeps() {
+			ids = append(ids, sb.ID)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// judgeSleepCall: what a caller hears of a sleep or a wake is durable.
+func (w *world) judgeSleepCall(call keptCall, e SandboxCallAnswered) {
+	durable := w.disk.sandboxes[call.id].Phase
+	switch {
+	case call.sleeps && e.Status == CallOK && durable != Asleep && durable != Waking && durable != Released:
+		w.t.Fatalf("%s is said to be asleep, durable is phase %d", call.id, durable)
+	case !call.sleeps && e.Status == CallOK && (durable == FallingAsleep || durable == Asleep):
+		w.t.Fatalf("%s is said to run, durable is phase %d", call.id, durable)
+	case e.Status == CallRefused && w.podOf(call.id).AgentPort != 0 && e.Why == "":
+		w.t.Fatalf("%s does not sleep, and no reason is said", call.id)
+	}
+}
+
+// judgeClosings judges, before anything else happens, which sandboxes are closed because a verdict has found them idle.
+func (w *world) judgeClosings() {
+	for _, sb := range w.core.sandboxes.ByEnd() {
+		why, closing := sb.Closing()
+		idle := closing && why == sandboxes.WhenIdle
+		if idle && !w.closing[sb.ID] {
+			verdicts.Add(1)
+			w.judgeIdle(sb.Sandbox)
+		}
+		w.closing[sb.ID] = idle
+	}
+}
