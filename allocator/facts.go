@@ -43,6 +43,8 @@ func toRecord(f core.Fact) (journal.Record, error) {
 			Access: journalv1.Access(s.Access), MaskHost: s.MaskHost, HttpsPorts: ports(s.HTTPSPorts),
 			AgentPort: uint32(s.Agent.Port), AgentPublic: s.Agent.Public, Ungranted: uint32(s.Ungranted),
 			StartedAt: micros(s.StartedAt), Message: s.Message, ExitCode: s.ExitCode,
+			Lifetime: s.Lifetime.Microseconds(), SleepWhenIdle: s.Sleep.WhenIdle, SleepAtEnd: s.Sleep.AtEnd, WakeOnTraffic: s.Sleep.WakeOnTraffic,
+			AsleepAt: micros(s.AsleepAt), Wakeable: s.Wakeable,
 		}}
 	case *core.SessionFact:
 		session := &journalv1.Session{Left: s.Left, From: s.From, Earlier: s.Earlier}
@@ -103,11 +105,14 @@ func sandboxOf(key, namespace string, s *journalv1.Sandbox, revision core.Revisi
 			IdleTimeout: time.Duration(s.GetIdleTimeout()) * time.Microsecond, MinBytes: s.GetMinBytesPerMinute(),
 			Team: s.GetTeam(), User: s.GetUser(), IdempotencyKey: s.GetIdempotencyKey(), Batch: s.GetBatch(),
 			MaskHost: s.GetMaskHost(), Agent: core.Agent{Port: uint16(s.GetAgentPort()), Public: s.GetAgentPublic()},
+			Lifetime: time.Duration(s.GetLifetime()) * time.Microsecond,
+			Sleep:    core.SleepPolicy{WhenIdle: s.GetSleepWhenIdle(), AtEnd: s.GetSleepAtEnd(), WakeOnTraffic: s.GetWakeOnTraffic()},
 		},
 		Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
 		Pod:         fact.PodKeyOf(namespace, s.GetPodName(), s.GetPodUid()),
 		DefaultPort: uint16(s.GetDefaultPort()), Restarts: int(s.GetRestarts()), Revision: revision,
 		StartedAt: moment(s.GetStartedAt()), ReleasedAt: moment(s.GetReleasedAt()),
+		AsleepAt: moment(s.GetAsleepAt()), Wakeable: s.GetWakeable(),
 		Cause: core.Cause{Reason: s.GetReason(), Message: s.GetMessage(), ExitCode: s.ExitCode},
 	}}
 	copy(sandbox.RequestHash[:], s.GetRequestHash())
@@ -176,9 +181,10 @@ func keyOf(t fact.Thing) string {
 }
 
 var phases = map[core.Phase]journalv1.Phase{
-	core.Starting: journalv1.Phase_PHASE_STARTING,
-	core.Running:  journalv1.Phase_PHASE_RUNNING,
-	core.Released: journalv1.Phase_PHASE_RELEASED,
+	core.Starting:      journalv1.Phase_PHASE_STARTING,
+	core.Running:       journalv1.Phase_PHASE_RUNNING,
+	core.Released:      journalv1.Phase_PHASE_RELEASED,
+	core.FallingAsleep: journalv1.Phase_PHASE_FALLING_ASLEEP, core.Asleep: journalv1.Phase_PHASE_ASLEEP, core.Waking: journalv1.Phase_PHASE_WAKING,
 }
 
 func hashOf(b core.Binding) []byte {

@@ -21,6 +21,7 @@ type (
 	Sandbox        = fact.Sandbox
 	Binding        = fact.Binding
 	Agent          = fact.Agent
+	SleepPolicy    = fact.SleepPolicy
 	Access         = fact.Access
 	Phase          = fact.Phase
 	Cause          = fact.Cause
@@ -51,6 +52,7 @@ type (
 	Mark       = sandboxes.Mark
 	Order      = sandboxes.Order
 	TeamUse    = claims.Use
+	SleepAsk   = claims.SleepAsk
 	TeamStatus = claims.TeamStatus
 )
 

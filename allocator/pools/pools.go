@@ -169,6 +169,9 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec.Hold = secondsOf(pool.Spec.HoldSeconds)
 	spec.MaxLifetime, spec.StartupTimeout = secondsOf(pool.Spec.MaxLifetimeSeconds), secondsOf(pool.Spec.StartupTimeoutSeconds)
 	spec.IdleTimeout = secondsOf(pool.Spec.IdleTimeoutSeconds)
+	spec.Sleep = core.SleepPolicy{
+		WhenIdle: pool.Spec.OnIdle == v1alpha1.OnEndSleep, AtEnd: pool.Spec.OnTimeout == v1alpha1.OnEndSleep, WakeOnTraffic: pool.Spec.WakeOnTraffic,
+	}
 	if least := pool.Spec.MinBytesPerMinute; pool.Spec.Activity == v1alpha1.ActivityBytes && least != nil {
 		spec.MinBytes = uint64(*least)
 	}

@@ -44,6 +44,13 @@ func toObject(s core.Sandbox, namespace string, lines []string) *v1alpha1.Sandbo
 		o.Spec.RequestHash = hex.EncodeToString(s.RequestHash[:])
 	}
 	o.Spec.MinBytesPerMinute = int64(s.MinBytes)
+	o.Spec.LifetimeSeconds, o.Spec.WakeOnTraffic = wholeSeconds(s.Lifetime), s.Sleep.WakeOnTraffic
+	if s.Sleep.WhenIdle {
+		o.Spec.OnIdle = v1alpha1.OnEndSleep
+	}
+	if s.Sleep.AtEnd {
+		o.Spec.OnTimeout = v1alpha1.OnEndSleep
+	}
 	return o
 }
 
@@ -91,6 +98,8 @@ func toStatus(s core.Sandbox, lines []string) v1alpha1.SandboxStatus {
 		StartedAt:  timeToObject(s.StartedAt),
 		ReleasedAt: timeToObject(s.ReleasedAt),
 		LastActive: timeToObject(s.LastActive),
+		AsleepAt:   timeToObject(s.AsleepAt),
+		Wakeable:   s.Wakeable,
 		Revision:   fmt.Sprintf("%d.%d", s.Revision.Term, s.Revision.Counter),
 	}
 	switch s.Phase {
@@ -98,6 +107,12 @@ func toStatus(s core.Sandbox, lines []string) v1alpha1.SandboxStatus {
 		status.Phase = v1alpha1.SandboxStarting
 	case core.Running, core.Releasing:
 		status.Phase = v1alpha1.SandboxRunning
+	case core.FallingAsleep:
+		status.Phase = v1alpha1.SandboxFallingAsleep
+	case core.Asleep:
+		status.Phase = v1alpha1.SandboxAsleep
+	case core.Waking:
+		status.Phase = v1alpha1.SandboxWaking
 	case core.Released:
 		status.Phase = v1alpha1.SandboxReleased
 	case core.Ended:
@@ -122,6 +137,10 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 			EndAt: timeFromObject(o.Spec.EndAt), LifetimeEnd: timeFromObject(o.Spec.LifetimeEnd), StartBy: timeFromObject(o.Spec.StartBy),
 			IdleTimeout: time.Duration(o.Spec.IdleTimeoutSeconds) * time.Second, MinBytes: uint64(o.Spec.MinBytesPerMinute),
 			Team: o.Spec.Team, User: o.Spec.User, IdempotencyKey: o.Spec.IdempotencyKey, Batch: o.Spec.Batch,
+			Lifetime: time.Duration(o.Spec.LifetimeSeconds) * time.Second,
+			Sleep: core.SleepPolicy{
+				WhenIdle: o.Spec.OnIdle == v1alpha1.OnEndSleep, AtEnd: o.Spec.OnTimeout == v1alpha1.OnEndSleep, WakeOnTraffic: o.Spec.WakeOnTraffic,
+			},
 			MaskHost: o.Spec.MaskHost, Agent: core.Agent{Port: uint16(o.Spec.AgentPort), Public: o.Spec.AgentPublic},
 		},
 		Pool:        core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},
@@ -133,6 +152,8 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		StartedAt:   timeFromObject(o.Status.StartedAt),
 		ReleasedAt:  timeFromObject(o.Status.ReleasedAt),
 		LastActive:  timeFromObject(o.Status.LastActive),
+		AsleepAt:    timeFromObject(o.Status.AsleepAt),
+		Wakeable:    o.Status.Wakeable,
 		Revision:    revision,
 	}
 	if s.IP, err = netip.ParseAddr(o.Spec.PodIP); err != nil {
@@ -158,6 +179,12 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		s.Phase = core.Starting
 	case v1alpha1.SandboxRunning:
 		s.Phase = core.Running
+	case v1alpha1.SandboxFallingAsleep:
+		s.Phase = core.FallingAsleep
+	case v1alpha1.SandboxAsleep:
+		s.Phase = core.Asleep
+	case v1alpha1.SandboxWaking:
+		s.Phase = core.Waking
 	case v1alpha1.SandboxReleased:
 		s.Phase = core.Released
 	case v1alpha1.SandboxEnded:

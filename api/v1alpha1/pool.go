@@ -46,6 +46,7 @@ type SandboxPool struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.agent.busy != 'Commands' || has(self.maxLifetimeSeconds)",message="spec.agent.busy: Commands needs spec.maxLifetimeSeconds, because a sandbox whose command never ends would never end; set it"
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.agent.busy != 'Commands' || !has(self.busyProbe)",message="spec.agent.busy: Commands is a busyProbe that the agent answers; remove spec.busyProbe, or set busy to None"
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.onRestart == 'Release'",message="spec.agent: needs spec.onRestart Release, because an agent that starts again is not configured for its sandbox any more"
+// +kubebuilder:validation:XValidation:rule="self.onIdle != 'Sleep' && self.onTimeout != 'Sleep' || has(self.agent) && self.agent.enabled",message="spec.onIdle, spec.onTimeout: Sleep needs spec.agent, which stops the processes; enable it, or set Release"
 // +kubebuilder:validation:XValidation:rule="!has(self.reuse) || self.reuse != 'Recycle' || self.onRestart == 'Release'",message="spec.reuse: Recycle needs spec.onRestart Release, because a restart ends the life of a pod"
 type SandboxPoolSpec struct {
 	// warm is how many ready pods without a sandbox the pool keeps. In addition it makes a pod for
@@ -180,13 +181,36 @@ type SandboxPoolSpec struct {
 	AcceptVolumes bool `json:"acceptVolumes,omitempty"`
 
 	// acceptPause says what becomes of a claim that asks to be paused at its timeout (autoPause, which E2B's
-	// SDKs send for onTimeout "pause"). Berth pauses no sandbox. Never: the claim is answered 501. End: the
-	// claim is accepted, and the sandbox is released at its timeout all the same. Its memory and its files are
-	// lost then, although the client may expect to find them again. Default: Never. A change applies to later
-	// claims.
+	// SDKs send for onTimeout "pause"), in a pool without spec.agent, whose sandboxes cannot sleep. Never: the claim is
+	// answered 501. End: the claim is accepted, and the sandbox is released at its timeout all the same. Its memory and
+	// its files are lost then, although the client may expect to find them again. Default: Never. A change applies to
+	// later claims.
 	// +kubebuilder:default=Never
 	// +optional
 	AcceptPause AcceptPause `json:"acceptPause,omitempty"`
+
+	// onIdle says what happens to a sandbox after its idle timeout. Release: it is released. Sleep: its processes are
+	// stopped, and it keeps its pod, its memory and its files. A request, or a call, wakes it. Default: Release. A claim
+	// can set its own (onIdle). A change applies to later claims.
+	//
+	// Sleep needs spec.agent. Idle means that nothing comes in: a program that waits for an answer from elsewhere is idle
+	// too, unless a busyProbe says otherwise.
+	// +kubebuilder:default=Release
+	// +optional
+	OnIdle OnEnd `json:"onIdle,omitempty"`
+
+	// onTimeout says what happens to a sandbox at its timeout, as onIdle does for its idle timeout. A sandbox that is
+	// asleep has no timeout; the wake gives it one again. maxLifetimeSeconds ends it in any case. Default: Release. A claim
+	// can set its own (onTimeout, or autoPause of E2B).
+	// +kubebuilder:default=Release
+	// +optional
+	OnTimeout OnEnd `json:"onTimeout,omitempty"`
+
+	// wakeOnTraffic says whether a request wakes a sandbox that fell asleep at its timeout or by a call. One that fell
+	// asleep because it was idle is woken in any case. Default: false. A claim can set its own (wakeOnTraffic, or
+	// autoResume of E2B).
+	// +optional
+	WakeOnTraffic bool `json:"wakeOnTraffic,omitempty"`
 
 	// idleTimeoutSeconds is the time without activity, in seconds, after which a sandbox is
 	// released, with reason IdleTimeout: 5 to 31,536,000 (365 days), or 0 for never. Default: 3600. A
@@ -333,6 +357,17 @@ type PoolAgent struct {
 	// +optional
 	NewFiles AgentNewFiles `json:"newFiles,omitempty"`
 }
+
+// OnEnd says what happens to a sandbox when it is idle or at its timeout.
+//
+// +kubebuilder:validation:Enum=Release;Sleep
+type OnEnd string
+
+// What can happen.
+const (
+	OnEndRelease OnEnd = "Release"
+	OnEndSleep   OnEnd = "Sleep"
+)
 
 // AcceptPause says what becomes of a claim that asks to be paused at its timeout.
 //

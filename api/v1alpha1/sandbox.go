@@ -73,6 +73,18 @@ type SandboxSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +optional
 	IdleTimeoutSeconds int32 `json:"idleTimeoutSeconds,omitempty"`
+	// lifetimeSeconds is the timeout that the claim asked for. A wake by a request sets the end anew by it. Absent: none.
+	// +kubebuilder:validation:Minimum=1
+	// +optional
+	LifetimeSeconds int32 `json:"lifetimeSeconds,omitempty"`
+	// onIdle and onTimeout say what happens after its idle timeout and at its end. Absent: Release.
+	// +optional
+	OnIdle OnEnd `json:"onIdle,omitempty"`
+	// +optional
+	OnTimeout OnEnd `json:"onTimeout,omitempty"`
+	// wakeOnTraffic: a request wakes it, whatever it fell asleep for.
+	// +optional
+	WakeOnTraffic bool `json:"wakeOnTraffic,omitempty"`
 	// minBytesPerMinute: an open connection is activity only while so many bytes a minute move
 	// over it. Absent: every open connection is activity.
 	// +kubebuilder:validation:Minimum=1
@@ -162,7 +174,7 @@ type WorkloadResources struct {
 
 // SandboxPhase is where a sandbox is in its life.
 //
-// +kubebuilder:validation:Enum=starting;running;released;ended
+// +kubebuilder:validation:Enum=starting;running;fallingAsleep;asleep;waking;released;ended
 type SandboxPhase string
 
 // The phases a Sandbox object can show.
@@ -172,6 +184,12 @@ const (
 	SandboxStarting SandboxPhase = "starting"
 	// SandboxRunning: requests are routed to the pod.
 	SandboxRunning SandboxPhase = "running"
+	// SandboxFallingAsleep: no router has its route, and its processes may be stopped.
+	SandboxFallingAsleep SandboxPhase = "fallingAsleep"
+	// SandboxAsleep: its processes are stopped.
+	SandboxAsleep SandboxPhase = "asleep"
+	// SandboxWaking: its processes may be stopped, and are continued.
+	SandboxWaking SandboxPhase = "waking"
 	// SandboxReleased: released; no new request is admitted, the pod still stands.
 	SandboxReleased SandboxPhase = "released"
 	// SandboxEnded: released, the pod is gone, and no router can send anything to
@@ -186,7 +204,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.revision) || !has(self.revision) || self == oldSelf || int(self.revision.split('.')[0]) > int(oldSelf.revision.split('.')[0]) || int(self.revision.split('.')[0]) == int(oldSelf.revision.split('.')[0]) && int(self.revision.split('.')[1]) > int(oldSelf.revision.split('.')[1])",message="status.revision: only a later state overwrites one"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.lastActive) || has(self.lastActive) && self.lastActive >= oldSelf.lastActive",message="status.lastActive: never goes back"
 type SandboxStatus struct {
-	// phase is starting, running, released or ended.
+	// phase is starting, running, fallingAsleep, asleep, waking, released or ended.
 	// +optional
 	Phase SandboxPhase `json:"phase,omitempty"`
 	// reason why the sandbox was released: Killed, IdleTimeout, EndTime, OOMKilled and so on.
@@ -213,6 +231,12 @@ type SandboxStatus struct {
 	// releasedAt is when the release was committed. The pod may still exist then; the phase says so.
 	// +optional
 	ReleasedAt *metav1.MicroTime `json:"releasedAt,omitempty"`
+	// asleepAt is when it fell asleep. Absent: it is awake.
+	// +optional
+	AsleepAt *metav1.MicroTime `json:"asleepAt,omitempty"`
+	// wakeable: a request may wake it.
+	// +optional
+	Wakeable bool `json:"wakeable,omitempty"`
 	// lastActive: the sandbox was active then, or later. It is written while the
 	// sandbox has an idle timeout, at most once a minute, and goes forwards only; "berth
 	// last-active" is more precise.

@@ -688,6 +688,10 @@ func (in *SandboxStatus) DeepCopyInto(out *SandboxStatus) {
 		in, out := &in.ReleasedAt, &out.ReleasedAt
 		*out = (*in).DeepCopy()
 	}
+	if in.AsleepAt != nil {
+		in, out := &in.AsleepAt, &out.AsleepAt
+		*out = (*in).DeepCopy()
+	}
 	if in.LastActive != nil {
 		in, out := &in.LastActive, &out.LastActive
 		*out = (*in).DeepCopy()

@@ -95,6 +95,11 @@ const (
 	Phase_PHASE_RUNNING  Phase = 2
 	// No new request is admitted; its fence is under way, or its pod is gone.
 	Phase_PHASE_RELEASED Phase = 3
+	// No router has its route. Its processes may be stopped; in PHASE_ASLEEP they are. An allocator that does not know
+	// these phases must not lead: it cannot read the record.
+	Phase_PHASE_FALLING_ASLEEP Phase = 4
+	Phase_PHASE_ASLEEP         Phase = 5
+	Phase_PHASE_WAKING         Phase = 6
 )
 
 // Enum value maps for Phase.
@@ -104,12 +109,18 @@ var (
 		1: "PHASE_STARTING",
 		2: "PHASE_RUNNING",
 		3: "PHASE_RELEASED",
+		4: "PHASE_FALLING_ASLEEP",
+		5: "PHASE_ASLEEP",
+		6: "PHASE_WAKING",
 	}
 	Phase_value = map[string]int32{
-		"PHASE_UNSPECIFIED": 0,
-		"PHASE_STARTING":    1,
-		"PHASE_RUNNING":     2,
-		"PHASE_RELEASED":    3,
+		"PHASE_UNSPECIFIED":    0,
+		"PHASE_STARTING":       1,
+		"PHASE_RUNNING":        2,
+		"PHASE_RELEASED":       3,
+		"PHASE_FALLING_ASLEEP": 4,
+		"PHASE_ASLEEP":         5,
+		"PHASE_WAKING":         6,
 	}
 )
 
@@ -472,8 +483,18 @@ type Sandbox struct {
 	// When it began to run.
 	StartedAt int64 `protobuf:"varint,30,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	// Details of the reason, for people, and the exit code of the container whose end it is.
-	Message       string `protobuf:"bytes,31,opt,name=message,proto3" json:"message,omitempty"`
-	ExitCode      *int32 `protobuf:"varint,32,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
+	Message  string `protobuf:"bytes,31,opt,name=message,proto3" json:"message,omitempty"`
+	ExitCode *int32 `protobuf:"varint,32,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
+	// How long the claim asked for, in microseconds: its end after the claim, and after a wake by a request. 0: no end.
+	Lifetime int64 `protobuf:"varint,33,opt,name=lifetime,proto3" json:"lifetime,omitempty"`
+	// It falls asleep instead of being released, after its idle timeout and at its end. wake_on_traffic: a request wakes it,
+	// whatever it fell asleep for.
+	SleepWhenIdle bool `protobuf:"varint,34,opt,name=sleep_when_idle,json=sleepWhenIdle,proto3" json:"sleep_when_idle,omitempty"`
+	SleepAtEnd    bool `protobuf:"varint,35,opt,name=sleep_at_end,json=sleepAtEnd,proto3" json:"sleep_at_end,omitempty"`
+	WakeOnTraffic bool `protobuf:"varint,36,opt,name=wake_on_traffic,json=wakeOnTraffic,proto3" json:"wake_on_traffic,omitempty"`
+	// When it fell asleep, and whether a request may wake it then. 0: it is awake.
+	AsleepAt      int64 `protobuf:"varint,37,opt,name=asleep_at,json=asleepAt,proto3" json:"asleep_at,omitempty"`
+	Wakeable      bool  `protobuf:"varint,38,opt,name=wakeable,proto3" json:"wakeable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -723,6 +744,48 @@ func (x *Sandbox) GetExitCode() int32 {
 		return *x.ExitCode
 	}
 	return 0
+}
+
+func (x *Sandbox) GetLifetime() int64 {
+	if x != nil {
+		return x.Lifetime
+	}
+	return 0
+}
+
+func (x *Sandbox) GetSleepWhenIdle() bool {
+	if x != nil {
+		return x.SleepWhenIdle
+	}
+	return false
+}
+
+func (x *Sandbox) GetSleepAtEnd() bool {
+	if x != nil {
+		return x.SleepAtEnd
+	}
+	return false
+}
+
+func (x *Sandbox) GetWakeOnTraffic() bool {
+	if x != nil {
+		return x.WakeOnTraffic
+	}
+	return false
+}
+
+func (x *Sandbox) GetAsleepAt() int64 {
+	if x != nil {
+		return x.AsleepAt
+	}
+	return 0
+}
+
+func (x *Sandbox) GetWakeable() bool {
+	if x != nil {
+		return x.Wakeable
+	}
+	return false
 }
 
 // Retirement is the intent to delete an idle pod. It is final: the pod is never
@@ -1023,7 +1086,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
 	"\acounter\x18\x03 \x01(\x04R\acounter\x12\x16\n" +
-	"\x06format\x18\a \x01(\rR\x06format\"\xb8\b\n" +
+	"\x06format\x18\a \x01(\rR\x06format\"\xff\t\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -1061,7 +1124,14 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\n" +
 	"started_at\x18\x1e \x01(\x03R\tstartedAt\x12\x18\n" +
 	"\amessage\x18\x1f \x01(\tR\amessage\x12 \n" +
-	"\texit_code\x18  \x01(\x05H\x00R\bexitCode\x88\x01\x01\x1a;\n" +
+	"\texit_code\x18  \x01(\x05H\x00R\bexitCode\x88\x01\x01\x12\x1a\n" +
+	"\blifetime\x18! \x01(\x03R\blifetime\x12&\n" +
+	"\x0fsleep_when_idle\x18\" \x01(\bR\rsleepWhenIdle\x12 \n" +
+	"\fsleep_at_end\x18# \x01(\bR\n" +
+	"sleepAtEnd\x12&\n" +
+	"\x0fwake_on_traffic\x18$ \x01(\bR\rwakeOnTraffic\x12\x1b\n" +
+	"\tasleep_at\x18% \x01(\x03R\basleepAt\x12\x1a\n" +
+	"\bwakeable\x18& \x01(\bR\bwakeable\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\f\n" +
@@ -1089,12 +1159,15 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x06Access\x12\x11\n" +
 	"\rACCESS_PUBLIC\x10\x00\x12\x10\n" +
 	"\fACCESS_TOKEN\x10\x01\x12\x0f\n" +
-	"\vACCESS_TEAM\x10\x02*Y\n" +
+	"\vACCESS_TEAM\x10\x02*\x97\x01\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePHASE_STARTING\x10\x01\x12\x11\n" +
 	"\rPHASE_RUNNING\x10\x02\x12\x12\n" +
-	"\x0ePHASE_RELEASED\x10\x03B9Z7github.com/berth-sandbox/berth/api/journal/v1;journalv1b\x06proto3"
+	"\x0ePHASE_RELEASED\x10\x03\x12\x18\n" +
+	"\x14PHASE_FALLING_ASLEEP\x10\x04\x12\x10\n" +
+	"\fPHASE_ASLEEP\x10\x05\x12\x10\n" +
+	"\fPHASE_WAKING\x10\x06B9Z7github.com/berth-sandbox/berth/api/journal/v1;journalv1b\x06proto3"
 
 var (
 	file_api_journal_v1_journal_proto_rawDescOnce sync.Once
