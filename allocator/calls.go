@@ -294,23 +294,30 @@ func (a *Allocator) KeepAlive(ctx context.Context, id string) (core.CallStatus, 
 // SetTimeout implements rest.Allocator. When ctx ends first, the end may move all the same; the
 // call can be repeated.
 func (a *Allocator) SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.CallStatus, error) {
-	_, status, err := a.moveEnd(ctx, core.SetTimeout{Scope: scopeOf(ctx), ID: id, Lifetime: lifetime})
-	return status, err
+	e, err := a.moveEnd(ctx, core.SetTimeout{Scope: scopeOf(ctx), ID: id, Lifetime: lifetime})
+	return e.Status, err
 }
 
 // Extend implements rest.Allocator. When ctx ends first, the end may move all the same; the call
 // can be repeated.
-func (a *Allocator) Extend(ctx context.Context, id string, lifetime time.Duration) (core.Sandbox, core.CallStatus, error) {
-	return a.moveEnd(ctx, core.SetTimeout{Scope: scopeOf(ctx), ID: id, Lifetime: lifetime, Extend: true})
+func (a *Allocator) Extend(ctx context.Context, id string, lifetime time.Duration, wake bool) (core.SandboxCallAnswered, error) {
+	return a.moveEnd(ctx, core.SetTimeout{Scope: scopeOf(ctx), ID: id, Lifetime: lifetime, Extend: true, Wake: wake})
 }
 
-func (a *Allocator) moveEnd(ctx context.Context, ev core.SetTimeout) (core.Sandbox, core.CallStatus, error) {
-	e, err := call[core.SandboxCallAnswered](ctx, a, func(t *term, token uint64) core.Event {
+func (a *Allocator) moveEnd(ctx context.Context, ev core.SetTimeout) (core.SandboxCallAnswered, error) {
+	return call[core.SandboxCallAnswered](ctx, a, func(t *term, token uint64) core.Event {
 		t.headStart.call() // its answer waits for the journal
 		ev.Token = token
 		return ev
 	}, nil)
-	return e.Sandbox, e.Status, err
+}
+
+// Sleep implements rest.Allocator. When ctx ends first, the sandbox may fall asleep all the same.
+func (a *Allocator) Sleep(ctx context.Context, id string) (core.SandboxCallAnswered, error) {
+	return call[core.SandboxCallAnswered](ctx, a, func(t *term, token uint64) core.Event {
+		t.headStart.call()
+		return core.Sleep{Token: token, Scope: scopeOf(ctx), ID: id}
+	}, nil)
 }
 
 // scanned is how many sandboxes one read of a list passes over.

@@ -12,7 +12,7 @@ import (
 
 const (
 	// closeWait bounds the closing of a sandbox. It opens again then.
-	closeWait = 60 * time.Second
+	closeWait = 30 * time.Second
 	// wakeHold is how long a request may wait for a sandbox that wakes.
 	wakeHold = 30 * time.Second
 	// maxWaking bounds the sandboxes that requests have wake at one time. Calls are not bounded by it.

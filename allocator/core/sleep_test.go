@@ -99,7 +99,7 @@ func TestClosingThatNeedsTooLongIsGivenUp(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{}, "q", "r")
 	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
 	s.acked("q", 1)
-	for range 60 {
+	for range 30 {
 		s.ping("q", 1)
 		s.ping("r", 2)
 		s.pass(time.Second)

@@ -88,28 +88,46 @@ func (a *api) claimOf(request *openapi.NewSandbox) (c core.Claim, err error) {
 	if c.MinBytes, err = minBytesOf(request.Activity, request.MinBytesPerMinute); err != nil {
 		return c, err
 	}
-	if err := a.checkPause(request); err != nil {
+	if c.Sleep, err = a.sleepOf(request); err != nil {
 		return c, err
 	}
 	return c, a.accessOf(request, &c.Binding)
 }
 
-// checkPause refuses a claim that asks for a pause, unless its pool accepts that there is none.
-func (a *api) checkPause(request *openapi.NewSandbox) error {
-	var field string
+// sleepOf returns when the sandbox of a claim is to sleep. The words of E2B are used if there are none of Berth. A pool
+// without an agent refuses a claim that asks for sleep, unless it accepts that the sandbox ends instead.
+func (a *api) sleepOf(request *openapi.NewSandbox) (ask core.SleepAsk, err error) {
+	ask.AtEnd, ask.WakeOnTraffic = request.AutoPause, request.WakeOnTraffic
+	field := "autoPause"
+	if request.OnTimeout != nil {
+		sleeps := *request.OnTimeout == openapi.OnEndSleep
+		field, ask.AtEnd = "onTimeout", &sleeps
+	}
+	if request.OnIdle != nil {
+		sleeps := *request.OnIdle == openapi.OnEndSleep
+		ask.WhenIdle = &sleeps
+	}
+	if resume := request.AutoResume; ask.WakeOnTraffic == nil && resume != nil {
+		ask.WakeOnTraffic = resume.Enabled
+	}
 	switch {
-	case deref(request.AutoPause, false):
-		field = "autoPause"
-	case request.AutoResume != nil && deref(request.AutoResume.Enabled, false):
+	case deref(ask.AtEnd, false):
+	case deref(ask.WhenIdle, false):
+		field = "onIdle"
+	case request.WakeOnTraffic == nil && deref(ask.WakeOnTraffic, false):
 		field = "autoResume.enabled"
 	default:
-		return nil
+		return ask, nil
 	}
-	if pool, ok := a.Allocator.Pool(request.TemplateID); ok && pool.Spec.AcceptPause == v1alpha1.PauseEnds {
-		return nil
+	pool, ok := a.Allocator.Pool(request.TemplateID)
+	switch {
+	case !ok || pool.Spec.AgentEnabled() != nil:
+		return ask, nil
+	case pool.Spec.AcceptPause == v1alpha1.PauseEnds:
+		return core.SleepAsk{}, nil
 	}
-	return notImplemented("%s: Berth does not pause sandboxes. Leave it out: at its end a sandbox is released. "+
-		"With acceptPause: End the pool accepts the field, and releases the sandbox all the same", field)
+	return ask, notImplemented("%s: the pods of this pool have no agent, without which a sandbox cannot sleep. Enable spec.agent of the pool, "+
+		"or leave the field out: at its end a sandbox is released. With acceptPause: End the pool accepts the field, and releases the sandbox all the same", field)
 }
 
 func checkMetadata(metadata map[string]string) error {

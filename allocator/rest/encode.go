@@ -84,17 +84,30 @@ const agentVersion = "0.1.0"
 // berthAgentVersion is that of a pool with Berth's agent: the newest version whose features it has.
 const berthAgentVersion = "0.6.4"
 
+// sandboxPhases are the phases of live sandboxes.
+var sandboxPhases = map[core.Phase]openapi.SandboxPhase{
+	core.Starting: openapi.SandboxPhaseStarting, core.Running: openapi.SandboxPhaseRunning, core.Releasing: openapi.SandboxPhaseRunning,
+	core.Released: openapi.SandboxPhaseRunning, core.Ended: openapi.SandboxPhaseRunning, // it was live when it was read
+	core.FallingAsleep: openapi.SandboxPhaseFallingAsleep, core.Asleep: openapi.SandboxPhaseAsleep, core.Waking: openapi.SandboxPhaseWaking,
+}
+
 // toSandbox returns the API's form of a sandbox.
 func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
 	shown := openapi.Sandbox{
 		SandboxID: s.ID, TemplateID: s.Pool.Name, Alias: s.Pool.Name, ClientID: "berth", EnvdVersion: agentVersion,
 		Domain: a.PublicHost, URL: a.url(s),
-		State: openapi.SandboxStateRunning, Phase: openapi.SandboxPhaseRunning,
+		State:     openapi.SandboxStateRunning,
 		StartedAt: s.ClaimedAt, EndAt: noEnd, IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, User: s.User,
 		PodName: s.Pod.Name, Access: openapi.Access(s.Access.String()), Network: networkOf(&s),
 	}
-	if s.Phase == core.Starting {
-		shown.Phase = openapi.SandboxPhaseStarting
+	shown.Phase = sandboxPhases[s.Phase]
+	if s.Phase == core.FallingAsleep || s.Phase == core.Asleep {
+		shown.State = openapi.SandboxStatePaused
+	}
+	shown.AsleepAt = optional(s.AsleepAt)
+	shown.Lifecycle = &openapi.SandboxLifecycle{OnTimeout: openapi.Kill, AutoResume: s.Sleep.WakeOnTraffic}
+	if s.Sleep.AtEnd {
+		shown.Lifecycle.OnTimeout = openapi.Pause
 	}
 	if end := earliestEnd(&s); !end.IsZero() {
 		shown.EndAt = end

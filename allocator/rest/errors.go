@@ -39,13 +39,19 @@ func notFound(id string, s core.Sandbox, known bool) error {
 	return missing(id, apierror.SandboxGone, fmt.Sprintf("this sandbox was released at %s: %s", s.ReleasedAt.UTC().Format(time.RFC3339), s.Reason))
 }
 
-// notLive returns the error for a sandbox that is unknown or gone, nil for a live one.
+// notLive returns the error for a sandbox that is unknown or gone, or does not take the call; nil: it has taken it.
 func notLive(id string, status core.CallStatus) error {
 	switch status {
 	case core.CallUnknown:
 		return missing(id, apierror.SandboxNotFound, "there is no such sandbox")
 	case core.CallGone:
 		return missing(id, apierror.SandboxGone, "this sandbox was released earlier")
+	case core.CallAsleep:
+		return missing(id, apierror.SandboxState, "this sandbox is asleep, or about to be; wake it with POST /sandboxes/{id}/connect")
+	case core.CallNotReady:
+		return missing(id, apierror.SandboxBusy, "this sandbox cannot fall asleep now; try again")
+	case core.CallRefused:
+		return missing(id, apierror.SandboxState, "this sandbox cannot sleep")
 	case core.CallOK:
 	}
 	return nil

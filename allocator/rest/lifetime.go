@@ -1,9 +1,11 @@
 package rest
 
 import (
+	"errors"
 	"net/http"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 )
 
@@ -27,6 +29,21 @@ func (a *api) connect(w *reply, r *http.Request) error {
 	return a.extend(w, r, request.Timeout, http.StatusOK)
 }
 
+// pause has a sandbox fall asleep.
+func (a *api) pause(w *reply, r *http.Request) error {
+	id := r.PathValue("sandboxID")
+	e, err := a.Allocator.Sleep(r.Context(), id)
+	if err == nil && e.Why != "" {
+		refused := notLive(id, e.Status)
+		var known *apierror.Error
+		if errors.As(refused, &known) {
+			known.Message += ": " + e.Why
+		}
+		return refused
+	}
+	return noContent(w, id, e.Status, err)
+}
+
 // resume is connect as older SDKs call it.
 func (a *api) resume(w *reply, r *http.Request) error {
 	var request openapi.ResumeSandboxJSONBody
@@ -45,15 +62,18 @@ func (a *api) refresh(w *reply, r *http.Request) error {
 	return a.extend(w, r, request.Duration, http.StatusNoContent)
 }
 
-// extend moves the end of a sandbox, but never forward in time, and answers with the sandbox if
-// code allows a body.
+// extend moves the end of a sandbox, but never forward in time. If code allows a body, it wakes a sandbox that is asleep,
+// and answers with the sandbox.
 func (a *api) extend(w *reply, r *http.Request, by *openapi.Seconds, code int) error {
 	id := r.PathValue("sandboxID")
-	s, status, err := a.Allocator.Extend(r.Context(), id, secondsOf(deref(by, int64(defaultTimeout.Seconds()))))
-	if err != nil || status != core.CallOK || code == http.StatusNoContent {
-		return noContent(w, id, status, err)
+	e, err := a.Allocator.Extend(r.Context(), id, secondsOf(deref(by, int64(defaultTimeout.Seconds()))), code != http.StatusNoContent)
+	if err != nil || e.Status != core.CallOK || code == http.StatusNoContent {
+		return noContent(w, id, e.Status, err)
 	}
-	return writeJSON(w, code, a.withCredentials(r.Context(), a.toSandbox(s), &s))
+	if e.Woken {
+		code = http.StatusCreated
+	}
+	return writeJSON(w, code, a.withCredentials(r.Context(), a.toSandbox(e.Sandbox), &e.Sandbox))
 }
 
 // keepAlive records activity of a sandbox.

@@ -15,6 +15,7 @@ import (
 // not a phase: it may still fail.
 var phaseNames = map[core.Phase]openapi.RecordPhase{
 	core.Starting: openapi.RecordPhaseStarting, core.Running: openapi.RecordPhaseRunning, core.Releasing: openapi.RecordPhaseRunning,
+	core.FallingAsleep: openapi.RecordPhaseFallingAsleep, core.Asleep: openapi.RecordPhaseAsleep, core.Waking: openapi.RecordPhaseWaking,
 	core.Released: openapi.RecordPhaseReleased, core.Ended: openapi.RecordPhaseEnded,
 }
 
@@ -127,6 +128,8 @@ var routeWhy = map[core.RouteWhy]string{
 	core.RouteReaped:   "it was found idle, and its release is on its way into the journal",
 	core.RouteLost:     "its pod has ended, is being deleted or has another address, and its release is on its way into the journal",
 	core.RouteNotBegun: "it is being released, and its PostStart hook had not succeeded",
+	core.RouteAsleep:   "it is asleep, or about to be; routers hold requests that may wake it, and refuse others",
+	core.RouteWaking:   "it is asleep and is being woken; routers hold requests for it",
 	core.RouteReleased: "it was released",
 	core.RouteEnded:    "it was released, and its pod is gone",
 }

@@ -37,6 +37,8 @@ const (
 	maxIdempotencyKey = 255
 	// answerWait bounds a call in addition to its wait for a pod.
 	answerWait = 10 * time.Second
+	// sleepWait bounds a call that waits until a sandbox is asleep: the closing, the connect window, and the freeze.
+	sleepWait = 45 * time.Second
 	// defaultPage is the length of a page of the list of sandboxes, as E2B documents it.
 	defaultPage = 100
 )
@@ -77,8 +79,10 @@ type Allocator interface {
 	// Activities returns at most `most` of the live sandboxes that match, by ID, and the number of
 	// omitted ones.
 	Activities(ctx context.Context, filter Filter, most int) ([]core.ActivityStatus, int, error)
-	// Extend is like SetTimeout, and never brings the end forward. It returns the sandbox.
-	Extend(ctx context.Context, id string, lifetime time.Duration) (core.Sandbox, core.CallStatus, error)
+	// Extend is like SetTimeout, and never brings the end forward. wake: a sandbox that is asleep is woken.
+	Extend(ctx context.Context, id string, lifetime time.Duration, wake bool) (core.SandboxCallAnswered, error)
+	// Sleep has a sandbox fall asleep.
+	Sleep(ctx context.Context, id string) (core.SandboxCallAnswered, error)
 	// Sandbox returns a sandbox, or false if it is unknown. List returns a page of sandboxes: fewer than
 	// q.Most only if there are no more.
 	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
@@ -192,12 +196,12 @@ type api struct {
 	Options
 	forwarder *httputil.ReverseProxy
 	// slow has the calls that ask a kubelet or the API server.
-	claims, others, slow, streams *class
-	answers                       *budget
-	rates                         *keyRates
-	counts                        *metrics
-	audit                         audit
-	operations                    map[string]string // IDs by the mux's pattern
+	claims, others, sleeps, slow, streams *class
+	answers                               *budget
+	rates                                 *keyRates
+	counts                                *metrics
+	audit                                 audit
+	operations                            map[string]string // IDs by the mux's pattern
 }
 
 // New returns the handler, or an error that names the missing options.
@@ -210,7 +214,7 @@ func New(o Options) (http.Handler, error) {
 	a := &api{
 		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, counts: newMetrics(), operations: map[string]string{},
 		claims: newClass(claimSlots(o.ClaimQueue), MaxWait+answerWait), others: newClass(inFlight, answerWait),
-		slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
+		sleeps: newClass(inFlight, sleepWait), slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
 	}
 	a.streams.slots.most = teamStreams
 	a.rates = newKeyRates(o.KeyRate, o.Log)

@@ -36,6 +36,7 @@ func (a *api) actions() map[string]action {
 		killOperation:           {class: a.others, f: a.kill, again: true},
 		"connectSandbox":        {class: a.others, f: a.connect, again: true},
 		"resumeSandbox":         {class: a.others, f: a.resume, again: true},
+		"pauseSandbox":          {class: a.sleeps, f: a.pause},
 		"setTimeout":            {class: a.others, f: a.setTimeout, again: true},
 		"refreshSandbox":        {class: a.others, f: a.refresh, again: true},
 		"listTemplates":         {class: a.others, f: a.listTemplates},

@@ -73,7 +73,13 @@ func (a *api) list(w *reply, r *http.Request) error {
 	}
 	query := r.URL.Query()
 	filter.Pool = query.Get("template")
-	filter.Live = !query.Has("state") || slices.Contains(strings.Split(query.Get("state"), ","), string(openapi.SandboxStateRunning))
+	filter.Live = true
+	if states := strings.Split(query.Get("state"), ","); query.Has("state") && len(states) < 2 {
+		filter.phases = []core.Phase{core.Starting, core.Running, core.Waking}
+		if states[0] == string(openapi.SandboxStatePaused) {
+			filter.phases = []core.Phase{core.FallingAsleep, core.Asleep}
+		}
+	}
 	if text := query.Get("startedAfter"); text != "" {
 		if filter.Since, err = time.Parse(time.RFC3339Nano, text); err != nil {
 			return invalid("startedAfter: %v", err)

@@ -38,6 +38,8 @@ const (
 	PoolChanged        Reason = "pool_changed"
 	SandboxNotFound    Reason = "sandbox_not_found"
 	SandboxGone        Reason = "sandbox_gone"
+	SandboxState       Reason = "sandbox_state"
+	SandboxBusy        Reason = "sandbox_busy"
 	SessionNotFound    Reason = "session_not_found"
 	SessionAlive       Reason = "session_alive"
 	PoolEmpty          Reason = "pool_empty"
@@ -147,6 +149,8 @@ var kinds = []Kind{
 		When: "the pool has no warm pod, and its template is refused: its condition `Accepted` is false", Do: "mend the pod template of the pool; the message says what is wrong"},
 	{Reason: SandboxGone, Code: http.StatusGone, GRPC: codes.NotFound, By: []Sender{Router, API},
 		When: "the sandbox has been released; the message says when and [why](../lifetimes.md), from the router only if the sandbox was public; the API says so with status 404, but for one that was claimed with the same `Idempotency-Key`", Do: "claim another one"},
+	{Reason: SandboxState, Code: http.StatusConflict, GRPC: codes.FailedPrecondition, By: []Sender{API},
+		When: "the call does not fit the sandbox: it is asleep already, or its pod cannot sleep; the message says why", Do: "wake it first with `POST /sandboxes/{id}/connect`; for a pod that cannot sleep, see [sleep](../sleep.md)"},
 	{Reason: BodyTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
 		When: "the body is larger than the message says", Do: "send a smaller one"},
 	{Reason: HostRefused, Code: http.StatusMisdirectedRequest, GRPC: codes.PermissionDenied, By: []Sender{API, Admin},
@@ -181,6 +185,8 @@ var kinds = []Kind{
 		When: "at `api.<domain>`: no replica of the API accepted the connection, or too many calls are in progress", Do: "try again; operators: does an allocator run?"},
 	{Reason: SandboxStarting, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
 		When: "the sandbox was claimed, and its pool's `postStart` hook was not answered for as long as requests wait (`holdSeconds`), or too many of them wait", Do: "try again"},
+	{Reason: SandboxBusy, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 5, By: []Sender{API},
+		When: "the sandbox cannot fall asleep at the moment: it starts, or a router that may send it requests is not connected, or does not acknowledge; the message says which", Do: "try again"},
 	{Reason: SandboxQuiesced, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
 		When: "the sandbox seemed idle, and for 2 s the allocator has not decided whether it is released, or too many requests wait for that", Do: "try again"},
 	{Reason: RouterNotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},

@@ -242,18 +242,36 @@ func (e NextReleaseReason) Valid() bool {
 	}
 }
 
+// Defines values for OnEnd.
+const (
+	OnEndRelease OnEnd = "Release"
+	OnEndSleep   OnEnd = "Sleep"
+)
+
+// Valid indicates whether the value is a known member of the OnEnd enum.
+func (e OnEnd) Valid() bool {
+	switch e {
+	case OnEndRelease:
+		return true
+	case OnEndSleep:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for PoolSpecOnRestart.
 const (
-	Keep    PoolSpecOnRestart = "Keep"
-	Release PoolSpecOnRestart = "Release"
+	PoolSpecOnRestartKeep    PoolSpecOnRestart = "Keep"
+	PoolSpecOnRestartRelease PoolSpecOnRestart = "Release"
 )
 
 // Valid indicates whether the value is a known member of the PoolSpecOnRestart enum.
 func (e PoolSpecOnRestart) Valid() bool {
 	switch e {
-	case Keep:
+	case PoolSpecOnRestartKeep:
 		return true
-	case Release:
+	case PoolSpecOnRestartRelease:
 		return true
 	default:
 		return false
@@ -262,22 +280,31 @@ func (e PoolSpecOnRestart) Valid() bool {
 
 // Defines values for RecordPhase.
 const (
-	RecordPhaseEnded    RecordPhase = "ended"
-	RecordPhaseReleased RecordPhase = "released"
-	RecordPhaseRunning  RecordPhase = "running"
-	RecordPhaseStarting RecordPhase = "starting"
+	RecordPhaseAsleep        RecordPhase = "asleep"
+	RecordPhaseEnded         RecordPhase = "ended"
+	RecordPhaseFallingAsleep RecordPhase = "fallingAsleep"
+	RecordPhaseReleased      RecordPhase = "released"
+	RecordPhaseRunning       RecordPhase = "running"
+	RecordPhaseStarting      RecordPhase = "starting"
+	RecordPhaseWaking        RecordPhase = "waking"
 )
 
 // Valid indicates whether the value is a known member of the RecordPhase enum.
 func (e RecordPhase) Valid() bool {
 	switch e {
+	case RecordPhaseAsleep:
+		return true
 	case RecordPhaseEnded:
+		return true
+	case RecordPhaseFallingAsleep:
 		return true
 	case RecordPhaseReleased:
 		return true
 	case RecordPhaseRunning:
 		return true
 	case RecordPhaseStarting:
+		return true
+	case RecordPhaseWaking:
 		return true
 	default:
 		return false
@@ -307,16 +334,25 @@ func (e RouterOfRouteState) Valid() bool {
 
 // Defines values for SandboxPhase.
 const (
-	SandboxPhaseRunning  SandboxPhase = "running"
-	SandboxPhaseStarting SandboxPhase = "starting"
+	SandboxPhaseAsleep        SandboxPhase = "asleep"
+	SandboxPhaseFallingAsleep SandboxPhase = "fallingAsleep"
+	SandboxPhaseRunning       SandboxPhase = "running"
+	SandboxPhaseStarting      SandboxPhase = "starting"
+	SandboxPhaseWaking        SandboxPhase = "waking"
 )
 
 // Valid indicates whether the value is a known member of the SandboxPhase enum.
 func (e SandboxPhase) Valid() bool {
 	switch e {
+	case SandboxPhaseAsleep:
+		return true
+	case SandboxPhaseFallingAsleep:
+		return true
 	case SandboxPhaseRunning:
 		return true
 	case SandboxPhaseStarting:
+		return true
+	case SandboxPhaseWaking:
 		return true
 	default:
 		return false
@@ -356,6 +392,24 @@ func (e SandboxEventType) Valid() bool {
 	case SandboxEventTypeReady:
 		return true
 	case SandboxEventTypeReleased:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for SandboxLifecycleOnTimeout.
+const (
+	Kill  SandboxLifecycleOnTimeout = "kill"
+	Pause SandboxLifecycleOnTimeout = "pause"
+)
+
+// Valid indicates whether the value is a known member of the SandboxLifecycleOnTimeout enum.
+func (e SandboxLifecycleOnTimeout) Valid() bool {
+	switch e {
+	case Kill:
+		return true
+	case Pause:
 		return true
 	default:
 		return false
@@ -1029,14 +1083,12 @@ type NewClaims struct {
 	// AtLeast How many are enough when waitTimeout is over. Absent: count.
 	AtLeast *int `json:"atLeast,omitempty"`
 
-	// AutoPause Answered 501 if it is true, because Berth does not pause sandboxes. With acceptPause End of the pool it
-	// is accepted, and the sandbox is released at its timeout all the same.
-	AutoPause *bool `json:"autoPause,omitempty"`
-
-	// AutoPauseMemory Without meaning, because Berth does not pause sandboxes.
+	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool with an agent. Another pool answers 501 if it
+	// is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
+	AutoPause       *bool `json:"autoPause,omitempty"`
 	AutoPauseMemory *bool `json:"autoPauseMemory,omitempty"`
 	AutoResume      *struct {
-		// Enabled As autoPause.
+		// Enabled The same as wakeOnTraffic.
 		Enabled *bool `json:"enabled,omitempty"`
 	} `json:"autoResume,omitempty"`
 
@@ -1068,6 +1120,12 @@ type NewClaims struct {
 	MinBytesPerMinute *int64             `json:"minBytesPerMinute,omitempty"`
 	Network           *NewSandboxNetwork `json:"network,omitempty"`
 
+	// OnIdle What happens after the idle timeout. The default is that of the pool. Sleep needs a pool with an agent.
+	OnIdle *OnEnd `json:"onIdle,omitempty"`
+
+	// OnTimeout What happens at the timeout. As onIdle.
+	OnTimeout *OnEnd `json:"onTimeout,omitempty"`
+
 	// Pool The name of a SandboxPool
 	Pool string `json:"pool"`
 
@@ -1087,6 +1145,9 @@ type NewClaims struct {
 
 	// WaitTimeout Seconds that the claim waits for a warm pod; 10 if it is absent.
 	WaitTimeout *int64 `json:"waitTimeout,omitempty"`
+
+	// WakeOnTraffic Whether a request wakes the sandbox when it fell asleep at its timeout or by a call. The default is that of the pool.
+	WakeOnTraffic *bool `json:"wakeOnTraffic,omitempty"`
 }
 
 // NewFile defines model for NewFile.
@@ -1127,14 +1188,12 @@ type NewSandbox struct {
 	Activity            *ActivityMode `json:"activity,omitempty"`
 	AllowInternetAccess *bool         `json:"allow_internet_access,omitempty"`
 
-	// AutoPause Answered 501 if it is true, because Berth does not pause sandboxes. With acceptPause End of the pool it
-	// is accepted, and the sandbox is released at its timeout all the same.
-	AutoPause *bool `json:"autoPause,omitempty"`
-
-	// AutoPauseMemory Without meaning, because Berth does not pause sandboxes.
+	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool with an agent. Another pool answers 501 if it
+	// is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
+	AutoPause       *bool `json:"autoPause,omitempty"`
 	AutoPauseMemory *bool `json:"autoPauseMemory,omitempty"`
 	AutoResume      *struct {
-		// Enabled As autoPause.
+		// Enabled The same as wakeOnTraffic.
 		Enabled *bool `json:"enabled,omitempty"`
 	} `json:"autoResume,omitempty"`
 
@@ -1163,6 +1222,12 @@ type NewSandbox struct {
 	MinBytesPerMinute *int64             `json:"minBytesPerMinute,omitempty"`
 	Network           *NewSandboxNetwork `json:"network,omitempty"`
 
+	// OnIdle What happens after the idle timeout. The default is that of the pool. Sleep needs a pool with an agent.
+	OnIdle *OnEnd `json:"onIdle,omitempty"`
+
+	// OnTimeout What happens at the timeout. As onIdle.
+	OnTimeout *OnEnd `json:"onTimeout,omitempty"`
+
 	// Secrets Like envVars, and the agent shows them in no answer. They need a pool with an agent.
 	Secrets map[string]string `json:"secrets,omitempty"`
 
@@ -1182,6 +1247,9 @@ type NewSandbox struct {
 
 	// WaitTimeout Seconds that the claim waits for a warm pod; 10 if it is absent.
 	WaitTimeout *int64 `json:"waitTimeout,omitempty"`
+
+	// WakeOnTraffic Whether a request wakes the sandbox when it fell asleep at its timeout or by a call. The default is that of the pool.
+	WakeOnTraffic *bool `json:"wakeOnTraffic,omitempty"`
 }
 
 // NewSandboxNetwork defines model for NewSandboxNetwork.
@@ -1230,6 +1298,9 @@ type NextRelease struct {
 
 // NextReleaseReason defines model for NextRelease.Reason.
 type NextReleaseReason string
+
+// OnEnd What happens to a sandbox when it is idle or at its timeout.
+type OnEnd string
 
 // PodDiagnostics defines model for PodDiagnostics.
 type PodDiagnostics struct {
@@ -1442,6 +1513,9 @@ type Sandbox struct {
 	// Alias The name of its pool.
 	Alias string `json:"alias,omitempty"`
 
+	// AsleepAt When it fell asleep; absent if it is awake.
+	AsleepAt *time.Time `json:"asleepAt,omitempty"`
+
 	// ClientID Always "berth".
 	ClientID string `json:"clientID"`
 
@@ -1466,6 +1540,9 @@ type Sandbox struct {
 	// IdleTimeout In seconds; absent for none.
 	IdleTimeout float64 `json:"idleTimeout,omitempty"`
 
+	// Lifecycle What happens to it at its timeout, and whether a request wakes it then, in E2B's words.
+	Lifecycle *SandboxLifecycle `json:"lifecycle,omitempty"`
+
 	// MemoryMB MiB of memory that its pool limits a pod to; 0 for no limit.
 	MemoryMB int               `json:"memoryMB"`
 	Metadata map[string]string `json:"metadata,omitempty"`
@@ -1481,7 +1558,7 @@ type Sandbox struct {
 	// StartedAt The time of the claim.
 	StartedAt time.Time `json:"startedAt"`
 
-	// State Always running. E2B's shape has no other word for a sandbox that is starting.
+	// State paused while it is asleep, or falls asleep. E2B has no other word for a sandbox that is starting.
 	State SandboxState `json:"state"`
 
 	// TemplateID The name of its pool.
@@ -1498,7 +1575,7 @@ type Sandbox struct {
 // SandboxPhase Requests for a sandbox that is starting are held until its PostStart hook has succeeded.
 type SandboxPhase string
 
-// SandboxState Always running. E2B's shape has no other word for a sandbox that is starting.
+// SandboxState paused while it is asleep, or falls asleep. E2B has no other word for a sandbox that is starting.
 type SandboxState string
 
 // SandboxDiagnostics defines model for SandboxDiagnostics.
@@ -1548,6 +1625,15 @@ type SandboxExplanation struct {
 	Now     time.Time     `json:"now"`
 	Sandbox SandboxRecord `json:"sandbox"`
 }
+
+// SandboxLifecycle What happens to it at its timeout, and whether a request wakes it then, in E2B's words.
+type SandboxLifecycle struct {
+	AutoResume bool                      `json:"autoResume"`
+	OnTimeout  SandboxLifecycleOnTimeout `json:"onTimeout"`
+}
+
+// SandboxLifecycleOnTimeout defines model for SandboxLifecycle.OnTimeout.
+type SandboxLifecycleOnTimeout string
 
 // SandboxLogEntry defines model for SandboxLogEntry.
 type SandboxLogEntry struct {
@@ -1979,8 +2065,8 @@ type ListSandboxesParams struct {
 	// percent-encoded in it.
 	Metadata *string `form:"metadata,omitempty" json:"metadata,omitempty"`
 
-	// State States, separated by commas. Berth has no paused sandboxes, so `paused` alone selects
-	// none.
+	// State States, separated by commas. Without them both are selected. A sandbox that is asleep, or falls asleep, is
+	// `paused`.
 	State []ListSandboxesParamsState `form:"state,omitempty" json:"state,omitempty"`
 
 	// Template Only sandboxes of this pool.
@@ -2020,7 +2106,7 @@ type GetMetricsOfSandboxesParams struct {
 
 // ConnectSandboxJSONBody defines parameters for ConnectSandbox.
 type ConnectSandboxJSONBody struct {
-	// Memory Of a paused sandbox, and without meaning here.
+	// Memory Without meaning here, because memory stays while a sandbox is asleep.
 	Memory *bool `json:"memory,omitempty"`
 
 	// Timeout Seconds.
@@ -2045,6 +2131,14 @@ type GetSandboxMetricsParams struct {
 	End *int64 `form:"end,omitempty" json:"end,omitempty"`
 }
 
+// PauseSandboxJSONBody defines parameters for PauseSandbox.
+type PauseSandboxJSONBody struct {
+	Memory *bool `json:"memory,omitempty"`
+
+	// RequireHealthyGuest Without meaning: the agent always has to answer.
+	RequireHealthyGuest *bool `json:"requireHealthyGuest,omitempty"`
+}
+
 // RefreshSandboxJSONBody defines parameters for RefreshSandbox.
 type RefreshSandboxJSONBody struct {
 	// Duration Seconds.
@@ -2053,9 +2147,10 @@ type RefreshSandboxJSONBody struct {
 
 // ResumeSandboxJSONBody defines parameters for ResumeSandbox.
 type ResumeSandboxJSONBody struct {
+	// AutoPause Without meaning: what happens at its end is what its claim has said.
 	AutoPause *bool `json:"autoPause,omitempty"`
 
-	// Memory Of a paused sandbox, and without meaning here.
+	// Memory Without meaning here, because memory stays while a sandbox is asleep.
 	Memory *bool `json:"memory,omitempty"`
 
 	// Timeout Seconds.
@@ -2219,6 +2314,9 @@ type CreateSandboxJSONRequestBody = NewSandbox
 
 // ConnectSandboxJSONRequestBody defines body for ConnectSandbox for application/json ContentType.
 type ConnectSandboxJSONRequestBody ConnectSandboxJSONBody
+
+// PauseSandboxJSONRequestBody defines body for PauseSandbox for application/json ContentType.
+type PauseSandboxJSONRequestBody PauseSandboxJSONBody
 
 // RefreshSandboxJSONRequestBody defines body for RefreshSandbox for application/json ContentType.
 type RefreshSandboxJSONRequestBody RefreshSandboxJSONBody
@@ -2495,7 +2593,8 @@ type ClientInterface interface {
 
 	// ConnectSandboxWithBody Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 	//
-	// Counts as use. It never brings the end forward.
+	// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
+	// now; the call is answered when requests reach it again.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -2504,7 +2603,8 @@ type ClientInterface interface {
 
 	// ConnectSandbox Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 	//
-	// Counts as use. It never brings the end forward.
+	// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
+	// now; the call is answered when requests reach it again.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -2525,6 +2625,28 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 	GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PauseSandboxWithBody Have a sandbox fall asleep.
+	//
+	// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+	// durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
+	// open stall until the wake. A sandbox that is asleep already is answered 409.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /sandboxes/{sandboxID}/pause (the `PauseSandbox` operationId).
+	PauseSandboxWithBody(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PauseSandbox Have a sandbox fall asleep.
+	//
+	// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+	// durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
+	// open stall until the wake. A sandbox that is asleep already is answered 409.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /sandboxes/{sandboxID}/pause (the `PauseSandbox` operationId).
+	PauseSandbox(ctx context.Context, sandboxID SandboxID, body PauseSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// RefreshSandboxWithBody Move the end so that the sandbox lives at least for a duration from now.
 	//
@@ -3230,7 +3352,8 @@ func (c *Client) GetSandbox(ctx context.Context, sandboxID SandboxID, reqEditors
 
 // ConnectSandboxWithBody Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 //
-// Counts as use. It never brings the end forward.
+// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
+// now; the call is answered when requests reach it again.
 //
 // Takes any type of body and a specified content type.
 //
@@ -3249,7 +3372,8 @@ func (c *Client) ConnectSandboxWithBody(ctx context.Context, sandboxID SandboxID
 
 // ConnectSandbox Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 //
-// Counts as use. It never brings the end forward.
+// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
+// now; the call is answered when requests reach it again.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -3291,6 +3415,48 @@ func (c *Client) GetSandboxLogs(ctx context.Context, sandboxID SandboxID, params
 // Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 func (c *Client) GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetSandboxMetricsRequest(c.Server, sandboxID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PauseSandboxWithBody Have a sandbox fall asleep.
+//
+// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+// durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
+// open stall until the wake. A sandbox that is asleep already is answered 409.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /sandboxes/{sandboxID}/pause (the `PauseSandbox` operationId).
+func (c *Client) PauseSandboxWithBody(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPauseSandboxRequestWithBody(c.Server, sandboxID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PauseSandbox Have a sandbox fall asleep.
+//
+// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+// durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
+// open stall until the wake. A sandbox that is asleep already is answered 409.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /sandboxes/{sandboxID}/pause (the `PauseSandbox` operationId).
+func (c *Client) PauseSandbox(ctx context.Context, sandboxID SandboxID, body PauseSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPauseSandboxRequest(c.Server, sandboxID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -5495,6 +5661,53 @@ func NewGetSandboxMetricsRequest(server string, sandboxID SandboxID, params *Get
 	return req, nil
 }
 
+// NewPauseSandboxRequest calls the generic PauseSandbox builder with application/json body
+func NewPauseSandboxRequest(server string, sandboxID SandboxID, body PauseSandboxJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewPauseSandboxRequestWithBody(server, sandboxID, "application/json", bodyReader)
+}
+
+// NewPauseSandboxRequestWithBody constructs an http.Request for the PauseSandbox method, with any body, and a specified content type
+func NewPauseSandboxRequestWithBody(server string, sandboxID SandboxID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "sandboxID", sandboxID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/sandboxes/%s/pause", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewRefreshSandboxRequest calls the generic RefreshSandbox builder with application/json body
 func NewRefreshSandboxRequest(server string, sandboxID SandboxID, body RefreshSandboxJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -7124,7 +7337,8 @@ type ClientWithResponsesInterface interface {
 
 	// ConnectSandboxWithBodyWithResponse Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 	//
-	// Counts as use. It never brings the end forward.
+	// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
+	// now; the call is answered when requests reach it again.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -7133,7 +7347,8 @@ type ClientWithResponsesInterface interface {
 
 	// ConnectSandboxWithResponse Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 	//
-	// Counts as use. It never brings the end forward.
+	// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
+	// now; the call is answered when requests reach it again.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -7158,6 +7373,28 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 	GetSandboxMetricsWithResponse(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*GetSandboxMetricsResponse, error)
+
+	// PauseSandboxWithBodyWithResponse Have a sandbox fall asleep.
+	//
+	// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+	// durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
+	// open stall until the wake. A sandbox that is asleep already is answered 409.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /sandboxes/{sandboxID}/pause (the `PauseSandbox` operationId).
+	PauseSandboxWithBodyWithResponse(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PauseSandboxResponse, error)
+
+	// PauseSandboxWithResponse Have a sandbox fall asleep.
+	//
+	// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+	// durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
+	// open stall until the wake. A sandbox that is asleep already is answered 409.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /sandboxes/{sandboxID}/pause (the `PauseSandbox` operationId).
+	PauseSandboxWithResponse(ctx context.Context, sandboxID SandboxID, body PauseSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*PauseSandboxResponse, error)
 
 	// RefreshSandboxWithBodyWithResponse Move the end so that the sandbox lives at least for a duration from now.
 	//
@@ -8638,6 +8875,8 @@ type ConnectSandboxResponse struct {
 	HTTPResponse *http.Response
 	// JSON200 the response for an HTTP 200 `application/json` response
 	JSON200 *Sandbox
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *Sandbox
 	// JSONDefault the response for an HTTP default `application/json` response
 	JSONDefault *Error
 }
@@ -8645,6 +8884,11 @@ type ConnectSandboxResponse struct {
 // GetJSON200 returns the response for an HTTP 200 `application/json` response
 func (r ConnectSandboxResponse) GetJSON200() *Sandbox {
 	return r.JSON200
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r ConnectSandboxResponse) GetJSON201() *Sandbox {
+	return r.JSON201
 }
 
 // GetJSONDefault returns the response for an HTTP default `application/json` response
@@ -8771,6 +9015,47 @@ func (r GetSandboxMetricsResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r GetSandboxMetricsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type PauseSandboxResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r PauseSandboxResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r PauseSandboxResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r PauseSandboxResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r PauseSandboxResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r PauseSandboxResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -10378,7 +10663,8 @@ func (c *ClientWithResponses) GetSandboxWithResponse(ctx context.Context, sandbo
 
 // ConnectSandboxWithBodyWithResponse Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 //
-// Counts as use. It never brings the end forward.
+// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
+// now; the call is answered when requests reach it again.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -10393,7 +10679,8 @@ func (c *ClientWithResponses) ConnectSandboxWithBodyWithResponse(ctx context.Con
 
 // ConnectSandboxWithResponse Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 //
-// Counts as use. It never brings the end forward.
+// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
+// now; the call is answered when requests reach it again.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -10435,6 +10722,40 @@ func (c *ClientWithResponses) GetSandboxMetricsWithResponse(ctx context.Context,
 		return nil, err
 	}
 	return ParseGetSandboxMetricsResponse(rsp)
+}
+
+// PauseSandboxWithBodyWithResponse Have a sandbox fall asleep.
+//
+// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+// durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
+// open stall until the wake. A sandbox that is asleep already is answered 409.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /sandboxes/{sandboxID}/pause (the `PauseSandbox` operationId).
+func (c *ClientWithResponses) PauseSandboxWithBodyWithResponse(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PauseSandboxResponse, error) {
+	rsp, err := c.PauseSandboxWithBody(ctx, sandboxID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePauseSandboxResponse(rsp)
+}
+
+// PauseSandboxWithResponse Have a sandbox fall asleep.
+//
+// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+// durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
+// open stall until the wake. A sandbox that is asleep already is answered 409.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /sandboxes/{sandboxID}/pause (the `PauseSandbox` operationId).
+func (c *ClientWithResponses) PauseSandboxWithResponse(ctx context.Context, sandboxID SandboxID, body PauseSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*PauseSandboxResponse, error) {
+	rsp, err := c.PauseSandbox(ctx, sandboxID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePauseSandboxResponse(rsp)
 }
 
 // RefreshSandboxWithBodyWithResponse Move the end so that the sandbox lives at least for a duration from now.
@@ -11775,6 +12096,13 @@ func ParseConnectSandboxResponse(rsp *http.Response) (*ConnectSandboxResponse, e
 		}
 		response.JSON200 = &dest
 
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest Sandbox
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Error
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
@@ -11840,6 +12168,35 @@ func ParseGetSandboxMetricsResponse(rsp *http.Response) (*GetSandboxMetricsRespo
 			return nil, err
 		}
 		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParsePauseSandboxResponse parses an HTTP response from a PauseSandboxWithResponse call
+func ParsePauseSandboxResponse(rsp *http.Response) (*PauseSandboxResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &PauseSandboxResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Error

@@ -235,7 +235,9 @@ func (t *Table) Thawed(id string, revision fact.Revision, ok bool, why string) {
 	if s.failed == "" {
 		t.Emit(awake)
 	}
-	t.answer(s.wakers, step.CallOK, sb, "")
+	for _, token := range s.wakers {
+		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallOK, Sandbox: sb.Sandbox, Woken: true})
+	}
 	t.answer(s.sleepers, step.CallRefused, sb, s.failed)
 }
 

@@ -156,6 +156,8 @@ type (
 		Status  CallStatus
 		Sandbox fact.Sandbox
 		Why     string
+		// Woken: it was asleep.
+		Woken bool
 	}
 	// WouldReap: a sandbox is idle, and is not released because Config.DryRun is set.
 	WouldReap struct {
