@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"crypto/subtle"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/berth-sandbox/berth/agent/accounts"
+	"github.com/berth-sandbox/berth/agent/freeze"
 	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/internal/options"
@@ -36,6 +38,8 @@ type Options struct {
 	// WriteFile writes a file of the configuration for an account. Its error may have the path in it,
 	// and must not have the contents.
 	WriteFile func(accounts.Account, initbox.File) error
+	// Freezer stops and continues the processes.
+	Freezer *freeze.Freezer
 }
 
 // Agent serves one sandbox. Its methods may be called concurrently.
@@ -49,8 +53,8 @@ type Agent struct {
 	config atomic.Pointer[initbox.Config]
 	// configured is closed when the agent is.
 	configured chan struct{}
-	// boxes bounds the boxes that are read at one time, calls what is served with the access token.
-	boxes, calls chan struct{}
+	// boxes bounds the boxes that are read at one time, orders those of orders, calls what is served with the access token.
+	boxes, orders, calls chan struct{}
 	// configuring is held while a box is opened and its files are written.
 	configuring sync.Mutex
 }
@@ -74,20 +78,21 @@ const (
 
 // New returns an agent that is not configured.
 func New(o Options) (*Agent, error) {
-	if err := options.Require(o, "Log", "Keys", "Accounts", "WriteFile"); err != nil {
+	if err := options.Require(o, "Log", "Keys", "Accounts", "WriteFile", "Freezer"); err != nil {
 		return nil, err
 	}
 	a := &Agent{o: o, mux: http.NewServeMux(),
 		// Without the option, requests for /files count as calls of Connect.
 		errors: connect.NewErrorWriter(connect.WithRequireConnectProtocolHeader()),
 		meter:  newMeter("/", time.Now()), boxes: make(chan struct{}, maxBoxes),
-		calls: make(chan struct{}, maxCalls), configured: make(chan struct{})}
+		orders: make(chan struct{}, maxOrders), calls: make(chan struct{}, maxCalls), configured: make(chan struct{})}
 	a.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	a.mux.HandleFunc("GET "+initbox.Path, a.hello)
-	a.mux.HandleFunc("POST "+initbox.Path, a.configure)
+	a.mux.HandleFunc("POST "+initbox.Path, boxed(a.boxes, initbox.MaxSealed, boxWait, a.configure))
+	a.mux.HandleFunc("POST "+initbox.SleepPath, boxed(a.orders, initbox.MaxSealedOrder, orderWait, a.sleep))
 	a.Handle("GET /envs", http.HandlerFunc(a.envs))
-	a.Handle("GET /metrics", http.HandlerFunc(a.metrics))
-	a.Handle("GET /metrics/history", http.HandlerFunc(a.history))
+	a.handle("GET /metrics", http.HandlerFunc(a.metrics), nil, true)
+	a.handle("GET /metrics/history", http.HandlerFunc(a.history), nil, true)
 	return a, nil
 }
 
@@ -98,8 +103,17 @@ func (a *Agent) Handle(pattern string, h http.Handler) { a.HandleSigned(pattern,
 // HandleSigned is Handle for a handler that requests without the header TokenHeader may reach too: signed
 // judges them, with the access token that the header lacks. Its error is answered with 401.
 func (a *Agent) HandleSigned(pattern string, h http.Handler, signed func(r *http.Request, token string) error) {
+	a.handle(pattern, h, signed, false)
+}
+
+// handle is HandleSigned. always: also while the sandbox is asleep.
+func (a *Agent) handle(pattern string, h http.Handler, signed func(*http.Request, string) error, always bool) {
 	a.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		if err := a.admit(r, signed); err != nil {
+		err := a.admit(r, signed)
+		if err == nil && !always && a.o.Freezer.Asleep() {
+			err = errAsleep
+		}
+		if err != nil {
 			a.refuse(w, r, err)
 			return
 		}
@@ -110,23 +124,31 @@ func (a *Agent) HandleSigned(pattern string, h http.Handler, signed func(r *http
 			a.refuse(w, r, errBusy)
 			return
 		}
-		r.Body = &body{r.Body, http.NewResponseController(w)}
+		r.Body = &body{r.Body, http.NewResponseController(w), a.o.Freezer, r.Context()}
 		h.ServeHTTP(w, r)
 	})
 }
 
-// body is that of a request. A client that sends nothing for bodyWait ends it.
+// body is that of a request. A client that sends nothing for bodyWait ends it. While the sandbox is asleep nothing is
+// handed over, so that an upload that has begun writes no file then.
 type body struct {
 	io.ReadCloser
 	control *http.ResponseController
+	freezer *freeze.Freezer
+	ctx     context.Context //nolint:containedctx // of the request
 }
 
 // Read has a deadline only while it waits: one that passes later would end the context of the request, and
 // thereby a stream that is silent.
-func (b *body) Read(p []byte) (int, error) {
+func (b *body) Read(p []byte) (n int, err error) {
 	_ = b.control.SetReadDeadline(time.Now().Add(bodyWait)) // fails only without a connection, in tests
-	defer b.control.SetReadDeadline(time.Time{})            //nolint:errcheck // as above
-	return b.ReadCloser.Read(p)
+	n, err = b.ReadCloser.Read(p)
+	_ = b.control.SetReadDeadline(time.Time{}) // as above
+	select {
+	case <-b.freezer.Awake():
+	case <-b.ctx.Done():
+	}
+	return n, err
 }
 
 // HandleOpen is Handle for a handler that every request reaches, also before the configuration.
@@ -159,6 +181,9 @@ func (a *Agent) Account(name string) (accounts.Account, error) {
 // errUnconfigured is the answer to a call that comes before the configuration.
 var errUnconfigured = errors.New("the sandbox is not configured yet")
 
+// errAsleep is the answer to a call that comes while the sandbox is asleep.
+var errAsleep = errors.New("the sandbox is asleep")
+
 // errBusy is the answer to a call beyond maxCalls.
 var errBusy = fmt.Errorf("%d calls are being served: end some of them and try again", maxCalls)
 
@@ -187,7 +212,7 @@ func (a *Agent) admit(r *http.Request, signed func(*http.Request, string) error)
 func (a *Agent) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	status, code := http.StatusUnauthorized, connect.CodeUnauthenticated
 	switch {
-	case errors.Is(err, errUnconfigured):
+	case errors.Is(err, errUnconfigured), errors.Is(err, errAsleep):
 		status, code = http.StatusServiceUnavailable, connect.CodeUnavailable
 	case errors.Is(err, errBusy):
 		status, code = http.StatusTooManyRequests, connect.CodeResourceExhausted
@@ -222,52 +247,59 @@ func (a *Agent) hello(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, h)
 }
 
-// configure takes the box with the configuration, once.
-func (a *Agent) configure(w http.ResponseWriter, r *http.Request) {
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(boxWait)) // fails only without a connection, in tests
-	select {
-	case a.boxes <- struct{}{}:
-		defer func() { <-a.boxes }()
-	default:
-		w.Header().Set("Connection", "close") // its body is still on the way
-		Error(w, http.StatusServiceUnavailable, "box: others are being read; try again")
-		return
-	}
-	sealed, err := io.ReadAll(http.MaxBytesReader(w, r.Body, initbox.MaxSealed))
-	if err != nil {
-		status := http.StatusBadRequest
-		if errors.As(err, new(*http.MaxBytesError)) {
-			status = http.StatusRequestEntityTooLarge
+// boxed reads a box for use while it has one of the places. It answers with the error of use.
+func boxed(places chan struct{}, most int64, wait time.Duration, use func(http.ResponseWriter, []byte) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(wait)) // fails only without a connection, in tests
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+		default:
+			w.Header().Set("Connection", "close") // its body is still on the way
+			Error(w, http.StatusServiceUnavailable, "box: others are being read; try again")
+			return
 		}
-		Error(w, status, fmt.Sprintf("box: %v", err))
-		return
+		sealed, err := io.ReadAll(http.MaxBytesReader(w, r.Body, most))
+		if err != nil {
+			status := http.StatusBadRequest
+			if errors.As(err, new(*http.MaxBytesError)) {
+				status = http.StatusRequestEntityTooLarge
+			}
+			Error(w, status, fmt.Sprintf("box: %v", err))
+			return
+		}
+		switch err := use(w, sealed); {
+		case errors.Is(err, initbox.ErrSealed):
+			Error(w, http.StatusUnauthorized, err.Error())
+		case err != nil:
+			Error(w, http.StatusBadRequest, err.Error())
+		}
 	}
+}
+
+// configure takes the box with the configuration, once.
+func (a *Agent) configure(w http.ResponseWriter, sealed []byte) error {
 	a.configuring.Lock()
 	defer a.configuring.Unlock()
 	c, err := a.o.Keys.Open(sealed)
-	switch {
-	case errors.Is(err, initbox.ErrSealed):
-		Error(w, http.StatusUnauthorized, err.Error())
-		return
-	case err != nil:
-		Error(w, http.StatusBadRequest, err.Error())
-		return
+	if err != nil {
+		return err
 	}
 	if now := a.Config(); now != nil {
 		if now.SandboxID != c.SandboxID {
 			Error(w, http.StatusConflict, fmt.Sprintf("this agent was configured for sandbox %s", now.SandboxID))
-			return
+			return nil
 		}
 		w.WriteHeader(http.StatusNoContent)
-		return
+		return nil
 	}
 	if err := a.prepare(c); err != nil {
-		Error(w, http.StatusBadRequest, err.Error())
-		return
+		return err
 	}
 	a.config.Store(c)
 	close(a.configured)
 	w.WriteHeader(http.StatusNoContent)
+	return nil
 }
 
 // prepare does what must be done before the agent counts as configured. After an error the sandbox is

@@ -21,6 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/agent/accounts"
+	"github.com/berth-sandbox/berth/agent/children"
+	"github.com/berth-sandbox/berth/agent/freeze"
 	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/internal/pipetest"
 )
@@ -28,14 +30,16 @@ import (
 // harness is an agent without processes and files, and the allocator that configures it.
 type harness struct {
 	*Agent
-	t      *testing.T
-	sealer *initbox.Sealer
+	t       *testing.T
+	sealer  *initbox.Sealer
+	freezer *freeze.Freezer
 	// written has the contents of the files by their path.
 	written map[string]string
 }
 
 func newHarness(t *testing.T) *harness {
 	t.Helper()
+	const hold = time.Hour // the tests end before
 	sealer, err := initbox.NewSealer([32]byte{1: 1})
 	require.NoError(t, err)
 	keys, err := initbox.NewKeys(sealer.PublicKey())
@@ -43,7 +47,9 @@ func newHarness(t *testing.T) *harness {
 	directory, err := accounts.New(false)
 	require.NoError(t, err)
 	h := &harness{t: t, sealer: sealer, written: map[string]string{}}
-	h.Agent, err = New(Options{Log: slog.New(slog.DiscardHandler), Keys: keys, Accounts: directory,
+	h.freezer, err = freeze.New(freeze.Options{Children: children.New(), Hold: hold})
+	require.NoError(t, err)
+	h.Agent, err = New(Options{Log: slog.New(slog.DiscardHandler), Keys: keys, Accounts: directory, Freezer: h.freezer,
 		WriteFile: func(_ accounts.Account, f initbox.File) error {
 			if f.Path == "/full" {
 				return errors.New("/full: the disk is full")

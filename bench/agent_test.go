@@ -26,6 +26,8 @@ import (
 	"github.com/berth-sandbox/berth/agent"
 	"github.com/berth-sandbox/berth/agent/accounts"
 	processpb "github.com/berth-sandbox/berth/agent/agentpb/process"
+	"github.com/berth-sandbox/berth/agent/children"
+	"github.com/berth-sandbox/berth/agent/freeze"
 	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -364,11 +366,13 @@ func (a *agents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (a *agents) prepare(b *testing.B, n int) {
 	directory, err := accounts.New(false)
 	require.NoError(b, err)
+	freezer, err := freeze.New(freeze.Options{Children: children.New()})
+	require.NoError(b, err)
 	for range n - len(a.fresh) {
 		keys, err := initbox.NewKeys(*a.key.Load())
 		require.NoError(b, err)
 		h, err := agent.New(agent.Options{Log: slog.New(slog.DiscardHandler), Keys: keys, Accounts: directory,
-			WriteFile: func(accounts.Account, initbox.File) error { return nil }})
+			Freezer: freezer, WriteFile: func(accounts.Account, initbox.File) error { return nil }})
 		require.NoError(b, err)
 		a.fresh <- h
 	}

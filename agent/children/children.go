@@ -34,11 +34,15 @@ import (
 // ErrEnded is the error of a signal to a process that has ended.
 var ErrEnded = errors.New("the process has ended")
 
+// ErrPaused is the error of a start between Pause and Resume.
+var ErrPaused = errors.New("the sandbox is asleep and starts no process")
+
 // Table holds the processes that were started and are not reaped. Its methods may be called concurrently.
 type Table struct {
 	// starting is held for reading from before a process is started until it is in the table, and while
 	// one is signalled. It is held for writing while processes are reaped.
 	starting sync.RWMutex
+	paused   bool // guarded by starting
 	mu       sync.Mutex
 	// started has the processes by their number.
 	started map[int]*Child
@@ -76,10 +80,25 @@ func (t *Table) Run(ctx context.Context) error {
 	}
 }
 
+// Pause has Start fail with ErrPaused until Resume. What was being started is there when it returns.
+func (t *Table) Pause() { t.pause(true) }
+
+// Resume ends a Pause.
+func (t *Table) Resume() { t.pause(false) }
+
+func (t *Table) pause(paused bool) {
+	t.starting.Lock()
+	defer t.starting.Unlock()
+	t.paused = paused
+}
+
 // Start starts a process, as syscall.ForkExec does.
 func (t *Table) Start(path string, argv []string, attr *syscall.ProcAttr) (*Child, error) {
 	t.starting.RLock()
 	defer t.starting.RUnlock()
+	if t.paused {
+		return nil, ErrPaused
+	}
 	pid, err := syscall.ForkExec(path, argv, attr)
 	if err != nil {
 		return nil, err

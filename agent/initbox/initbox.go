@@ -2,6 +2,7 @@ package initbox
 
 import (
 	"bytes"
+	"crypto/hkdf"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
@@ -96,13 +97,23 @@ func (s *Sealer) PublicKey() PublicKey { return s.public }
 func (s *Sealer) Seal(c *Config, agent PublicKey) ([]byte, error) { return s.For(agent).Seal(c) }
 
 // Peer seals for one agent. Its methods may be called concurrently.
-type Peer struct{ shared [32]byte }
+type Peer struct{ configs, orders [32]byte }
 
 // For returns the Peer that seals for the agent with this public key. Most of what a box costs is done here.
 func (s *Sealer) For(agent PublicKey) *Peer {
 	p, peer := new(Peer), [32]byte(agent)
-	box.Precompute(&p.shared, &peer, &s.private)
+	box.Precompute(&p.configs, &peer, &s.private)
+	p.orders = orderKey(&p.configs)
 	return p
+}
+
+// orderKey derives the key of orders from that of configurations, so that no box of one kind opens as the other.
+func orderKey(configs *[32]byte) [32]byte {
+	key, err := hkdf.Expand(sha256.New, configs[:], "agent orders 1", 32)
+	if err != nil {
+		panic("initbox: " + err.Error()) // only for more bytes than SHA-256 can make
+	}
+	return [32]byte(key)
 }
 
 // Seal returns the box of c. The error is that of c.Check.
@@ -114,18 +125,22 @@ func (p *Peer) Seal(c *Config) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("initbox: %w", err)
 	}
+	return seal(text, &p.configs), nil
+}
+
+func seal(text []byte, key *[32]byte) []byte {
 	out := make([]byte, header, header+len(text)+box.Overhead)
 	out[0] = Version
 	_, _ = rand.Read(out[1:]) // never fails, see crypto/rand
 	nonce := [nonceSize]byte(out[1:header])
-	return box.SealAfterPrecomputation(out, text, &nonce, &p.shared), nil
+	return box.SealAfterPrecomputation(out, text, &nonce, key)
 }
 
 // Keys is the agent's side: its key pair, and the allocator's public key. Its methods may be called
 // concurrently.
 type Keys struct {
-	public PublicKey
-	shared [32]byte
+	public          PublicKey
+	configs, orders [32]byte
 }
 
 // NewKeys makes a key pair that opens boxes of this allocator.
@@ -139,7 +154,8 @@ func NewKeys(allocator PublicKey) (*Keys, error) {
 		return nil, fmt.Errorf("initbox: public key of the allocator: %w", err)
 	}
 	k, peer := &Keys{public: PublicKey(*public)}, [32]byte(allocator)
-	box.Precompute(&k.shared, &peer, private)
+	box.Precompute(&k.configs, &peer, private)
+	k.orders = orderKey(&k.configs)
 	return k, nil
 }
 
@@ -149,34 +165,39 @@ func (k *Keys) PublicKey() PublicKey { return k.public }
 // Open returns the configuration in a box. The error is ErrVersion, ErrSealed, or says what is wrong
 // with the configuration.
 func (k *Keys) Open(sealed []byte) (*Config, error) {
-	switch {
-	case len(sealed) > 0 && sealed[0] != Version:
-		return nil, ErrVersion
-	case len(sealed) < header+box.Overhead || len(sealed) > MaxSealed:
-		return nil, ErrSealed
-	}
-	nonce := [nonceSize]byte(sealed[1:header])
-	text, ok := box.OpenAfterPrecomputation(nil, sealed[header:], &nonce, &k.shared)
-	if !ok {
-		return nil, ErrSealed
-	}
-	return decode(text)
-}
-
-// decode reads a Config. A field that it does not know is an error: the caller would believe that the
-// field was honoured. The errors of package json can quote values, so they are not passed on.
-func decode(text []byte) (*Config, error) {
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	var c Config
-	if d.Decode(&c) != nil {
-		return nil, errors.New("the configuration is not readable: the allocator has another version than this agent")
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("the configuration has something after its end")
-	}
-	if err := c.Check(); err != nil {
+	c := new(Config)
+	if err := open(sealed, MaxSealed, &k.configs, "configuration", c); err != nil {
 		return nil, err
 	}
-	return &c, nil
+	return c, nil
+}
+
+// open opens a box and reads what is in it.
+func open(sealed []byte, most int, key *[32]byte, name string, into interface{ Check() error }) error {
+	switch {
+	case len(sealed) > 0 && sealed[0] != Version:
+		return ErrVersion
+	case len(sealed) < header+box.Overhead || len(sealed) > most:
+		return ErrSealed
+	}
+	nonce := [nonceSize]byte(sealed[1:header])
+	text, ok := box.OpenAfterPrecomputation(nil, sealed[header:], &nonce, key)
+	if !ok {
+		return ErrSealed
+	}
+	return decode(text, name, into)
+}
+
+// decode reads what was in a box. A field that it does not know is an error: the caller would believe that the
+// field was honoured. The errors of package json can quote values, so they are not passed on.
+func decode(text []byte, name string, into interface{ Check() error }) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if d.Decode(into) != nil {
+		return fmt.Errorf("the %s is not readable: the allocator has another version than this agent", name)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("the %s has something after its end", name)
+	}
+	return into.Check()
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/berth-sandbox/berth/agent/accounts"
 	"github.com/berth-sandbox/berth/agent/agentpb/process"
 	"github.com/berth-sandbox/berth/agent/children"
+	"github.com/berth-sandbox/berth/agent/freeze"
 	"github.com/berth-sandbox/berth/agent/initbox"
 )
 
@@ -49,7 +50,10 @@ func FuzzCalls(f *testing.F) {
 		append(envelope(0, `{"start":{"process":{"pid":1}}}`), envelope(0, `{"keepalive":{}}`)...))
 	f.Add(uint8(5), uint8(3), "", "", envelope(3, "\xff\xff"))
 	f.Add(uint8(7), uint8(1), "", "", []byte{0x0a, 2, 8, 1, 0x10, 15})
-	s, err := New(Options{Sandbox: noSandbox{}, Children: children.New()})
+	table := children.New()
+	freezer, err := freeze.New(freeze.Options{Children: table})
+	require.NoError(f, err)
+	s, err := New(Options{Sandbox: noSandbox{}, Children: table, Freezer: freezer})
 	require.NoError(f, err)
 	_, handler := s.Handler()
 	f.Fuzz(func(t *testing.T, call, form uint8, coding, keepalive string, body []byte) {

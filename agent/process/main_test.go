@@ -18,6 +18,7 @@ import (
 	"github.com/berth-sandbox/berth/agent/accounts"
 	"github.com/berth-sandbox/berth/agent/agentpb/process"
 	"github.com/berth-sandbox/berth/agent/children"
+	"github.com/berth-sandbox/berth/agent/freeze"
 	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/agent/process"
 )
@@ -64,6 +65,7 @@ type server struct {
 	processpb.ProcessClient
 	t       testing.TB
 	service *process.Service
+	freezer *freeze.Freezer
 	sandbox *sandbox
 	url     string
 }
@@ -73,7 +75,9 @@ func serve(t testing.TB, options ...connect.ClientOption) *server {
 	directory, err := accounts.New(false)
 	require.NoError(t, err)
 	s := &server{t: t, sandbox: &sandbox{Directory: directory, config: initbox.Config{SandboxID: "abc"}}}
-	s.service, err = process.New(process.Options{Sandbox: s.sandbox, Children: table})
+	s.freezer, err = freeze.New(freeze.Options{Children: table})
+	require.NoError(t, err)
+	s.service, err = process.New(process.Options{Sandbox: s.sandbox, Children: table, Freezer: s.freezer})
 	require.NoError(t, err)
 	mux := http.NewServeMux()
 	mux.Handle(s.service.Handler())

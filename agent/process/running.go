@@ -7,7 +7,6 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -37,8 +36,8 @@ type running struct {
 
 	input *input
 
-	// expired: Connect-Timeout-Ms of the start has passed.
-	expired atomic.Bool
+	// asleep reports whether it is stopped.
+	asleep func() bool
 	// drained is closed when all output has been handed over.
 	drained chan struct{}
 }

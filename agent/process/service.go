@@ -17,6 +17,7 @@ import (
 	"github.com/berth-sandbox/berth/agent/accounts"
 	"github.com/berth-sandbox/berth/agent/agentpb/process"
 	"github.com/berth-sandbox/berth/agent/children"
+	"github.com/berth-sandbox/berth/agent/freeze"
 	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/internal/options"
 )
@@ -48,6 +49,8 @@ type Sandbox interface {
 type Options struct {
 	Sandbox  Sandbox
 	Children *children.Table
+	// Freezer is that of Children.
+	Freezer *freeze.Freezer
 }
 
 // Service implements processpb.ProcessHandler. Its methods may be called concurrently.
@@ -70,7 +73,7 @@ var _ processpb.ProcessHandler = (*Service)(nil)
 
 // New returns a Service without processes. Close it.
 func New(o Options) (*Service, error) {
-	if err := options.Require(o, "Sandbox", "Children"); err != nil {
+	if err := options.Require(o, "Sandbox", "Children", "Freezer"); err != nil {
 		return nil, err
 	}
 	return &Service{
@@ -80,7 +83,24 @@ func New(o Options) (*Service, error) {
 
 // Handler returns the pattern and the handler of the service's calls.
 func (s *Service) Handler() (string, http.Handler) {
-	return processpb.NewProcessHandler(s, connect.WithReadMaxBytes(maxMessage))
+	pattern, h := processpb.NewProcessHandler(s, connect.WithReadMaxBytes(maxMessage))
+	return pattern, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), clientKey{}, r.Context())))
+	})
+}
+
+// clientKey is the key of the context of the client's connection, which has no deadline, in that of a call.
+type clientKey struct{}
+
+// timed returns the context of a stream without the deadline of its call, and calls expire when the sandbox was awake until
+// then. Call stop.
+func (s *Service) timed(ctx context.Context, expire func()) (client context.Context, stop func()) {
+	client = ctx.Value(clientKey{}).(context.Context)
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return client, func() {}
+	}
+	return client, s.o.Freezer.AfterFunc(time.Until(deadline), expire)
 }
 
 // Running returns how many processes run.
@@ -205,13 +225,12 @@ func (s *Service) Start(
 	if err != nil {
 		return err
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		timer := time.AfterFunc(time.Until(deadline), func() {
-			p.expired.Store(true)
-			_ = p.kill() // it has ended meanwhile
-		})
-		context.AfterFunc(p.input.alive, func() { timer.Stop() })
-	}
+	expired := make(chan struct{})
+	client, stop := s.timed(ctx, func() {
+		close(expired)
+		_ = p.kill() // it has ended meanwhile
+	})
+	context.AfterFunc(p.input.alive, stop)
 	attached := p.attach()
 	defer attached.leave()
 	if !s.add(p) {
@@ -219,7 +238,7 @@ func (s *Service) Start(
 		p.closeOwn()
 		return connect.NewError(connect.CodeUnavailable, errors.New("the sandbox ends"))
 	}
-	return attached.stream(ctx, keepalive, func(e *processpb.ProcessEvent) error {
+	return attached.stream(client, expired, keepalive, func(e *processpb.ProcessEvent) error {
 		return stream.Send(&processpb.StartResponse{Event: e})
 	})
 }
@@ -237,9 +256,12 @@ func (s *Service) Connect(
 	if err != nil {
 		return err
 	}
+	expired := make(chan struct{})
+	client, stop := s.timed(ctx, func() { close(expired) })
+	defer stop()
 	attached := p.attach()
 	defer attached.leave()
-	return attached.stream(ctx, keepalive, func(e *processpb.ProcessEvent) error {
+	return attached.stream(client, expired, keepalive, func(e *processpb.ProcessEvent) error {
 		return stream.Send(&processpb.ConnectResponse{Event: e})
 	})
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-sandbox/berth/agent/accounts"
 	"github.com/berth-sandbox/berth/agent/agentpb/process"
+	"github.com/berth-sandbox/berth/agent/children"
 	"github.com/berth-sandbox/berth/agent/initbox"
 )
 
@@ -39,7 +40,7 @@ func (s *Service) start(r *processpb.StartRequest, account accounts.Account) (*r
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	p := &running{config: config, tag: r.Tag, drained: make(chan struct{})}
+	p := &running{config: config, tag: r.Tag, asleep: s.o.Freezer.Asleep, drained: make(chan struct{})}
 	files, err := p.open(r, account)
 	defer func() {
 		for _, f := range files {
@@ -225,6 +226,9 @@ func (p *running) closeOwn() {
 
 // startError returns the answer to a start that the system has refused.
 func startError(command, dir, account string, err error) error {
+	if errors.Is(err, children.ErrPaused) {
+		return connect.NewError(connect.CodeUnavailable, err)
+	}
 	var errno syscall.Errno
 	errors.As(err, &errno)
 	code, text := connect.CodeInternal, ""

@@ -26,9 +26,9 @@ func (p *running) attach() *attached {
 
 func (a *attached) leave() { a.p.output.detach(a.reader) }
 
-// stream sends the events of the process, from start to end.
+// stream sends the events of the process, from start to end, until the client's ctx ends or expired is closed.
 func (a *attached) stream(
-	ctx context.Context, keepalive time.Duration, send func(*processpb.ProcessEvent) error,
+	ctx context.Context, expired <-chan struct{}, keepalive time.Duration, send func(*processpb.ProcessEvent) error,
 ) error {
 	start := &processpb.ProcessEvent_StartEvent{Pid: uint32(a.p.child.PID)}
 	if err := send(&processpb.ProcessEvent{Event: &processpb.ProcessEvent_Start{Start: start}}); err != nil {
@@ -51,27 +51,30 @@ func (a *attached) stream(
 				return err
 			}
 		case <-silence.C:
+			if a.p.asleep() {
+				break
+			}
 			alive := &processpb.ProcessEvent_Keepalive{Keepalive: &processpb.ProcessEvent_KeepAlive{}}
 			if err := send(&processpb.ProcessEvent{Event: alive}); err != nil {
 				return err
 			}
 		case <-a.p.drained:
-			// The timer of the process can be earlier than that of ctx, so ctx.Err does not tell.
-			if deadline, ok := ctx.Deadline(); ok && a.p.expired.Load() && !time.Now().Before(deadline) {
-				return expired()
+			select {
+			case <-expired: // it was killed for that
+				return errExpired()
+			default:
+				return send(a.p.end())
 			}
-			return send(a.p.end())
+		case <-expired:
+			return errExpired()
 		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return expired()
-			}
 			return connect.NewError(connect.CodeCanceled, ctx.Err())
 		}
 		silence.Reset(keepalive)
 	}
 }
 
-func expired() error {
+func errExpired() error {
 	return connect.NewError(connect.CodeDeadlineExceeded, errors.New("Connect-Timeout-Ms has passed"))
 }
 

@@ -13,20 +13,37 @@ import (
 	"github.com/berth-sandbox/berth/agent/children"
 )
 
-// overdue is a context after its deadline whose own timer has not fired.
-type overdue struct{ context.Context }
-
-func (overdue) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
-
-// The timer that kills the process and that of the context fire in either order.
 func TestExpiredProcessIsAnsweredWithDeadlineExceeded(t *testing.T) {
 	p := &running{child: &children.Child{PID: 1}, drained: make(chan struct{})}
-	p.expired.Store(true)
+	expired := make(chan struct{})
 	close(p.drained)
+	close(expired)
 	attached := p.attach()
 	defer attached.leave()
-	err := attached.stream(overdue{t.Context()}, time.Minute, func(*processpb.ProcessEvent) error { return nil })
-	require.Equal(t, connect.CodeDeadlineExceeded, connect.CodeOf(err), "%v", err)
+	for range 100 { // it has ended, too
+		err := attached.stream(t.Context(), expired, time.Minute, func(*processpb.ProcessEvent) error { return nil })
+		require.Equal(t, connect.CodeDeadlineExceeded, connect.CodeOf(err), "%v", err)
+	}
+}
+
+// Invariant: P28
+func TestSilentStreamStaysSilentWhileAsleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asleep := true
+		p := &running{child: &children.Child{PID: 1}, drained: make(chan struct{}), asleep: func() bool { return asleep }}
+		attached := p.attach()
+		defer attached.leave()
+		ctx, leave := context.WithTimeout(t.Context(), time.Hour+time.Second)
+		defer leave()
+		sent := 0
+		time.AfterFunc(time.Hour-time.Second, func() { asleep = false })
+		err := attached.stream(ctx, nil, time.Minute, func(e *processpb.ProcessEvent) error {
+			sent++
+			return nil
+		})
+		require.Equal(t, connect.CodeCanceled, connect.CodeOf(err), "%v", err)
+		require.Equal(t, 2, sent, "the start, and one keepalive after the wake")
+	})
 }
 
 // A process can stay while it waits for a device.

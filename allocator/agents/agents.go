@@ -98,21 +98,10 @@ func (c *Caller) Configure(ctx context.Context, s core.Sandbox, values *Values) 
 		Envs: values.Envs, Secrets: values.Secrets, Files: values.Files,
 	}
 	before := incarnation{s.Pod.Whole(), s.Restarts}
-	peer, known := c.known.Get(before)
+	peer, _ := c.known.Get(before)
 	c.known.Remove(before) // a pod is claimed once
-	return c.call(ctx, at(s), func(l *line) (err error) {
-		if !known {
-			if peer, err = c.meet(l); err != nil {
-				return err
-			}
-		}
-		code, err := l.deliver(peer, config)
-		if known && err == nil && code == http.StatusUnauthorized { // the agent has started again meanwhile
-			if peer, err = c.meet(l); err != nil {
-				return err
-			}
-			code, err = l.deliver(peer, config)
-		}
+	return c.call(ctx, at(s), func(l *line) error {
+		code, _, err := c.deliver(l, &peer, initbox.Path, func() ([]byte, error) { return peer.Seal(config) })
 		if err == nil && code != http.StatusNoContent {
 			err = fmt.Errorf("the agent answered %d to its configuration", code)
 		}
@@ -270,14 +259,25 @@ func (c *Caller) meet(l *line) (*initbox.Peer, error) {
 	return c.sealer.For(hello.PublicKey), nil
 }
 
-// deliver sends the box with a configuration.
-func (l *line) deliver(peer *initbox.Peer, config *initbox.Config) (code int, err error) {
-	sealed, err := peer.Seal(config)
-	if err != nil {
-		return 0, err
+// deliver sends a box that seal has made for a peer. It asks the agent for its key if the peer is nil or does not fit any more.
+func (c *Caller) deliver(l *line, peer **initbox.Peer, path string, seal func() ([]byte, error)) (code int, answer []byte, err error) {
+	known := *peer != nil
+	for {
+		if !known {
+			if *peer, err = c.meet(l); err != nil {
+				return 0, nil, err
+			}
+		}
+		sealed, err := seal()
+		if err != nil {
+			return 0, nil, err
+		}
+		code, answer, err = l.exchange(http.MethodPost, path, "", sealed)
+		if !known || err != nil || code != http.StatusUnauthorized {
+			return code, answer, err
+		}
+		known = false // the agent has started again meanwhile
 	}
-	code, _, err = l.exchange(http.MethodPost, initbox.Path, "", sealed)
-	return code, err
 }
 
 func (l *line) hello() (h initbox.Hello, err error) {

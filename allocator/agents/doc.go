@@ -1,18 +1,20 @@
-// Package agents configures the agents in pods that have become sandboxes. The format and the trust
-// between allocator and agent are those of package initbox.
+// Package agents configures the agents in pods that have become sandboxes, and has them stop and continue the processes of
+// sandboxes that sleep. The format and the trust between allocator and agent are those of package initbox.
 //
 // A Caller asks an agent for its key when the pod can be claimed ([Caller.Expect]), so that the claim need not. The
-// key is a hint. An agent that has started again does not open a box for its earlier key, and the claim asks it anew.
+// key is a hint. An agent that has started again does not open a box for its earlier key, and is asked anew.
 //
 // # Guarantees
 //
 //   - An agent is configured only while this process holds the lease. Success is reported only if it
 //     held the lease when the agent had answered: the next leader asks the agent later than that, so it
 //     finds it configured.
+//   - An order ([Caller.Freeze], [Caller.Thaw]) is sent only while this process holds the lease. It can arrive later: the
+//     agent refuses it then, if it has obeyed one of a later leader.
 //   - The methods of [Caller] return when their context ends, whatever the pod sends or does not send.
 //     They read at most 8 KiB of an answer and follow no redirect.
 //   - No error has a value of a claim in it, nor what a pod has answered: a pod could send back what it
-//     was given.
+//     was given. Two numbers of a refusal to freeze are the exception.
 //
 // # What breaks them
 //

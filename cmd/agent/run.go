@@ -22,6 +22,7 @@ import (
 	"github.com/berth-sandbox/berth/agent/accounts"
 	"github.com/berth-sandbox/berth/agent/children"
 	"github.com/berth-sandbox/berth/agent/files"
+	"github.com/berth-sandbox/berth/agent/freeze"
 	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/agent/process"
 	"github.com/berth-sandbox/berth/internal/bootclock"
@@ -54,7 +55,11 @@ func (c *runCommand) run(ctx context.Context, signals <-chan os.Signal, log *slo
 	// Before the reaper ends: it sees that none is left.
 	defer table.KillAll(grace)
 
-	handler, processes, closeRest, err := c.handler(table, log)
+	freezer, err := freeze.New(freeze.Options{Children: table})
+	if err != nil {
+		return err
+	}
+	handler, processes, closeRest, err := c.handler(table, freezer, log)
 	if err != nil {
 		return err
 	}
@@ -92,12 +97,23 @@ func (c *runCommand) run(ctx context.Context, signals <-chan os.Signal, log *slo
 		case <-ctx.Done():
 			return nil
 		case s := <-signals:
+			wake(freezer, s)
 			if c.forward(command, s) {
 				end(processes)
 				return nil
 			}
 		}
 	}
+}
+
+// wake has the processes run, which would else get a signal only after the sandbox has slept. A sandbox that was told to
+// end does not fall asleep again.
+func wake(freezer *freeze.Freezer, s os.Signal) {
+	if s == syscall.SIGTERM || s == syscall.SIGINT || s == syscall.SIGQUIT {
+		freezer.End()
+		return
+	}
+	freezer.Wake()
 }
 
 // sayServing logs that the agent serves, and how long after the begin of its process.
@@ -116,7 +132,7 @@ func (c *runCommand) sayServing(log *slog.Logger, at net.Addr) {
 }
 
 // handler wires what serves the sandbox.
-func (c *runCommand) handler(table *children.Table, log *slog.Logger) (
+func (c *runCommand) handler(table *children.Table, freezer *freeze.Freezer, log *slog.Logger) (
 	handler http.Handler, processes *process.Service, closeRest func(), err error,
 ) {
 	keys, err := initbox.NewKeys(c.Key)
@@ -129,14 +145,14 @@ func (c *runCommand) handler(table *children.Table, log *slog.Logger) (
 		log.Warn("commands run as the agent's own user", "error", err)
 	}
 	var fileService *files.Service
-	a, err := agent.New(agent.Options{Log: log, Keys: keys, Accounts: directory,
+	a, err := agent.New(agent.Options{Log: log, Keys: keys, Accounts: directory, Freezer: freezer,
 		WriteFile: func(account accounts.Account, f initbox.File) error {
 			return fileService.Write(account, f.Path, f.Data, fs.FileMode(f.Mode))
 		}})
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	processes, err = process.New(process.Options{Sandbox: a, Children: table})
+	processes, err = process.New(process.Options{Sandbox: a, Children: table, Freezer: freezer})
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -151,7 +167,7 @@ func (c *runCommand) handler(table *children.Table, log *slog.Logger) (
 		return files.CheckSignature(r, token, time.Now())
 	})
 	a.HandleOpen("GET /busy", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if processes.Running() == 0 {
+		if processes.Running() == 0 || freezer.Asleep() {
 			w.WriteHeader(http.StatusNoContent)
 		}
 	}))

@@ -1,0 +1,338 @@
+package freeze_test
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/agent/children"
+	"github.com/berth-sandbox/berth/agent/freeze"
+	"github.com/berth-sandbox/berth/agent/initbox"
+)
+
+// Invariant: P28
+func TestParentsStopFirstAndChildrenContinueFirst(t *testing.T) {
+	f := freezer(t, time.Hour)
+	parent, out := shell(t, "i=0; while [ $i -lt 50 ]; do sleep 1000 & i=$((i+1)); done; echo $!; wait")
+	last := number(t, out)
+	first := below(parent.PID)[0]
+	var freezing, thawing, wrong atomic.Int32
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			// What is read second is later. A change of what goes on makes the pair worthless.
+			f0, t0 := freezing.Load(), thawing.Load()
+			switch {
+			case f0 > t0:
+				for _, child := range []int{first, last} {
+					if state(child) == "T" && state(parent.PID) != "T" && freezing.Load() == f0 && thawing.Load() == t0 {
+						wrong.Add(1)
+					}
+				}
+			case state(parent.PID) != "T" && (state(first) == "T" || state(last) == "T") && freezing.Load() == f0:
+				wrong.Add(1)
+			}
+		}
+	}()
+	for n := range uint64(20) {
+		freezing.Add(1)
+		require.Equal(t, 51, obey(t, f, order(initbox.Freeze, 2*n+1)).Processes)
+		require.Equal(t, strings.Repeat("T", 51), requireStill(t))
+		thawing.Add(1)
+		require.Equal(t, 51, obey(t, f, order(initbox.Thaw, 2*n+2)).Processes)
+		require.NotContains(t, threads(below(os.Getpid())...), "T")
+	}
+	close(stop)
+	<-stopped
+	require.Zero(t, wrong.Load())
+}
+
+// Invariant: P28
+func TestForkLoopsAreStoppedEveryTime(t *testing.T) {
+	f := freezer(t, time.Hour)
+	for range 4 {
+		shell(t, "while :; do (:); done")
+	}
+	for n := range uint64(100) {
+		obey(t, f, order(initbox.Freeze, 2*n+1))
+		before := below(os.Getpid())
+		requireStill(t)
+		time.Sleep(time.Millisecond)
+		requireStill(t)
+		require.ElementsMatch(t, before, below(os.Getpid()))
+		obey(t, f, order(initbox.Thaw, 2*n+2))
+	}
+}
+
+// Invariant: P28
+func TestProcessesThatChangeTheirParentAreStopped(t *testing.T) {
+	f := freezer(t, time.Hour)
+	// Each starts the next one and ends, until there is none.
+	hopper := `n=$1; if [ $n -gt 0 ]; then sh -c "$2" hopper $((n-1)) "$2" & fi; sleep 0.002`
+	for n := range uint64(20) {
+		_, out := program(t, "/bin/sh", []string{"sh", "-c", hopper, "hopper", "40", hopper}, os.Environ())
+		obey(t, f, order(initbox.Freeze, 2*n+1))
+		requireStill(t)
+		time.Sleep(5 * time.Millisecond)
+		requireStill(t)
+		obey(t, f, order(initbox.Thaw, 2*n+2))
+		_, err := io.Copy(io.Discard, out) // until all have ended
+		require.NoError(t, err)
+	}
+}
+
+// Invariant: P28
+func TestParentThatWaitsInVforkCountsAsStopped(t *testing.T) {
+	f := freezer(t, time.Hour)
+	program(t, "/proc/self/exe", []string{"spawner"}, append(os.Environ(), role+"=spawner"))
+	seen := false
+	for n := uint64(0); n < 100 || !seen && n < 100000; n++ {
+		obey(t, f, order(initbox.Freeze, 2*n+1))
+		seen = seen || strings.Contains(requireStill(t), "D")
+		obey(t, f, order(initbox.Thaw, 2*n+2))
+	}
+	require.True(t, seen, "none was stopped between vfork and exec")
+}
+
+// Invariant: P28
+func TestProcessWithoutItsFirstThreadIsStopped(t *testing.T) {
+	f := freezer(t, time.Hour)
+	c, out := program(t, "/proc/self/exe", []string{"headless"}, append(os.Environ(), role+"=headless"))
+	_, err := out.ReadString('\n')
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return state(c.PID) == "Z" }, time.Minute, time.Millisecond)
+	require.Equal(t, 1, obey(t, f, order(initbox.Freeze, 1)).Processes)
+	require.Contains(t, requireStill(t), "T")
+	obey(t, f, order(initbox.Thaw, 2))
+	require.NotContains(t, threads(c.PID), "T")
+}
+
+// Invariant: P28
+func TestStoppedJobStaysStoppedAfterThaw(t *testing.T) {
+	f := freezer(t, time.Hour)
+	_, out := shell(t, "sleep 1000 & echo $!; sleep 1001 & kill -STOP $!; echo $!; wait")
+	runs, job := number(t, out), number(t, out)
+	require.Eventually(t, func() bool { return state(job) == "T" }, time.Minute, time.Millisecond)
+	for n := range uint64(10) {
+		require.Equal(t, 2, obey(t, f, order(initbox.Freeze, 3*n+1)).Processes)
+		require.Equal(t, "TT", state(runs)+state(job))
+		if n%2 == 0 {
+			obey(t, f, order(initbox.Keep, 3*n+2))
+		}
+		require.Equal(t, 2, obey(t, f, order(initbox.Thaw, 3*n+3)).Processes)
+		require.NotEqual(t, "T", state(runs))
+		require.Equal(t, "T", state(job))
+	}
+}
+
+// Invariant: P28
+func TestFrozenProcessesContinueAfterTheHold(t *testing.T) {
+	const hold = 50 * time.Millisecond
+	f := freezer(t, hold)
+	c, _ := shell(t, "exec sleep 1000")
+	obey(t, f, order(initbox.Freeze, 1))
+	require.Eventually(t, func() bool { return !f.Asleep() }, time.Minute, time.Millisecond)
+	require.NotEqual(t, "T", state(c.PID))
+
+	obey(t, f, order(initbox.Keep, 2)) // it has continued meanwhile
+	obey(t, f, order(initbox.Thaw, 3))
+	obey(t, f, order(initbox.Freeze, 4))
+	obey(t, f, order(initbox.Keep, 5))
+	time.Sleep(4 * hold)
+	require.True(t, f.Asleep())
+	requireStill(t)
+	f.Wake() // a signal
+	require.False(t, f.Asleep())
+	require.NotEqual(t, "T", state(c.PID))
+}
+
+// Invariant: P28
+func TestOrdersOlderThanTheNewestAreSuperseded(t *testing.T) {
+	f := freezer(t, time.Hour)
+	c, _ := shell(t, "exec sleep 1000")
+	next := initbox.Order{SandboxID: "a", Kind: initbox.Freeze, Term: 2, Counter: 1}
+	for i, step := range []struct {
+		order     initbox.Order
+		processes int // -1: superseded
+		asleep    bool
+	}{
+		{order(initbox.Freeze, 5), 1, true},
+		{order(initbox.Freeze, 5), 1, true}, // again
+		{order(initbox.Thaw, 5), -1, true},
+		{order(initbox.Thaw, 4), -1, true},
+		{order(initbox.Keep, 6), 1, true},
+		{order(initbox.Freeze, 5), -1, true},
+		{order(initbox.Keep, 6), 1, true},
+		{order(initbox.Thaw, 7), 1, false},
+		{order(initbox.Thaw, 7), 1, false},
+		{order(initbox.Keep, 6), -1, false},
+		{order(initbox.Freeze, 5), -1, false},
+		{order(initbox.Thaw, 8), 0, false},
+		{order(initbox.Keep, 9), 1, true},
+		{next, 1, true},
+		{order(initbox.Thaw, 100), -1, true},
+	} {
+		obeyed, err := f.Obey(step.order)
+		if step.processes < 0 {
+			require.ErrorIs(t, err, freeze.ErrSuperseded, i)
+		} else {
+			require.NoError(t, err, i)
+			require.Equal(t, step.processes, obeyed.Processes, i)
+		}
+		require.Equal(t, step.asleep, f.Asleep(), i)
+		require.Equal(t, step.asleep, state(c.PID) == "T", i)
+	}
+}
+
+// Invariant: P28
+func TestRepeatedOrderHoldsAfterASelfMadeWake(t *testing.T) {
+	f := freezer(t, time.Hour)
+	c, _ := shell(t, "exec sleep 1000")
+	for _, kind := range []initbox.Kind{initbox.Freeze, initbox.Keep} {
+		o := order(kind, uint64(len(kind)))
+		if kind == initbox.Keep {
+			o.Term++
+		}
+		obey(t, f, o)
+		f.Wake()
+		require.NotEqual(t, "T", state(c.PID))
+		require.Equal(t, 1, obey(t, f, o).Processes)
+		require.Equal(t, "T", state(c.PID))
+	}
+}
+
+// Invariant: P28
+func TestProcessOfAnotherUserIsNamedAndAllRun(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root makes a program that runs as another user")
+	}
+	const nobody = 65534
+	dir := t.TempDir()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		require.NoError(t, os.Chmod(d, 0o755))
+	}
+	self, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	for name, mode := range map[string]os.FileMode{"agent": 0o755, "root": 0o755 | os.ModeSetuid} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), self, 0o755))
+		require.NoError(t, os.Chmod(filepath.Join(dir, name), mode))
+	}
+	cmd := exec.Command(filepath.Join(dir, "agent"))
+	cmd.Dir, cmd.Stderr = "/", os.Stderr
+	cmd.Env = append(os.Environ(), role+"=agent", "ROOT_PROGRAM="+filepath.Join(dir, "root"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	var o outcome
+	require.NoError(t, json.NewDecoder(stdout).Decode(&o))
+	require.NoError(t, cmd.Process.Kill())
+	require.NoError(t, syscall.Kill(o.Root, syscall.SIGKILL))
+	require.Equal(t, &initbox.Refusal{Reason: initbox.NotPermitted, PID: o.Root}, o.Refusal)
+	require.NotContains(t, o.States, "T")
+	require.Contains(t, o.Refusal.Error(), "process "+strconv.Itoa(o.Root)+" of user 0 cannot be stopped")
+}
+
+// Invariant: P28
+func TestEndContinuesAllAndStopsNoneAfterwards(t *testing.T) {
+	f := freezer(t, time.Hour)
+	c, _ := shell(t, "exec sleep 1000")
+	obey(t, f, order(initbox.Freeze, 1))
+	f.End()
+	require.False(t, f.Asleep())
+	require.NotEqual(t, "T", state(c.PID))
+	for counter, kind := range []initbox.Kind{initbox.Freeze, initbox.Freeze, initbox.Keep} {
+		_, err := f.Obey(order(kind, uint64(counter)))
+		if counter == 0 {
+			require.ErrorIs(t, err, freeze.ErrSuperseded)
+			continue
+		}
+		var refusal *initbox.Refusal
+		require.ErrorAs(t, err, &refusal)
+		require.Equal(t, initbox.Ending, refusal.Reason)
+		require.NotEqual(t, "T", state(c.PID))
+	}
+	obey(t, f, order(initbox.Thaw, 10))
+}
+
+// Invariant: P28
+func TestNoProcessIsStartedWhileAsleep(t *testing.T) {
+	f := freezer(t, time.Hour)
+	obey(t, f, order(initbox.Freeze, 1))
+	_, err := table.Start("/bin/true", []string{"true"}, &syscall.ProcAttr{})
+	require.ErrorIs(t, err, children.ErrPaused)
+	obey(t, f, order(initbox.Thaw, 2))
+	_, err = table.Start("/bin/true", []string{"true"}, &syscall.ProcAttr{})
+	require.NoError(t, err)
+}
+
+func TestTwoHundredProcessesFreezeAndThaw(t *testing.T) {
+	f := freezer(t, time.Hour)
+	for range 2 {
+		_, out := shell(t, "i=0; while [ $i -lt 99 ]; do sleep 1000 & i=$((i+1)); done; echo $!; wait")
+		number(t, out)
+	}
+	for n := range uint64(10) {
+		begun := time.Now()
+		require.Equal(t, 200, obey(t, f, order(initbox.Freeze, 2*n+1)).Processes)
+		froze := time.Since(begun)
+		requireStill(t)
+		begun = time.Now()
+		require.Equal(t, 200, obey(t, f, order(initbox.Thaw, 2*n+2)).Processes)
+		t.Logf("200 processes frozen in %v, thawed in %v", froze, time.Since(begun))
+	}
+}
+
+// Invariant: P28
+func TestTimersStandStillWhileAsleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, err := freeze.New(freeze.Options{Children: children.New()})
+		require.NoError(t, err)
+		begun, fires := time.Now(), make(chan time.Duration, 9)
+		after := func(d time.Duration) func() {
+			return f.AfterFunc(d, func() { fires <- time.Since(begun) })
+		}
+		fired := func() (all []time.Duration) {
+			synctest.Wait()
+			for len(fires) > 0 {
+				all = append(all, <-fires)
+			}
+			return all
+		}
+		stops := []func(){after(time.Second), after(3 * time.Second)}
+		after(4 * time.Second)()
+		time.Sleep(2 * time.Second)
+		obey(t, f, order(initbox.Keep, 1))
+		stops = append(stops, after(5*time.Second))
+		after(time.Second)()
+		time.Sleep(time.Hour)
+		require.Equal(t, []time.Duration{time.Second}, fired())
+		obey(t, f, order(initbox.Thaw, 2))
+		time.Sleep(time.Hour)
+		require.Equal(t, []time.Duration{time.Hour + 3*time.Second, time.Hour + 7*time.Second}, fired())
+		obey(t, f, order(initbox.Keep, 3))
+		obey(t, f, order(initbox.Thaw, 4))
+		time.Sleep(time.Hour)
+		require.Empty(t, fired())
+		for _, stop := range stops {
+			stop()
+		}
+	})
+}
