@@ -29,6 +29,8 @@ type metrics struct {
 	repairs       prometheus.Counter
 	declaredDead  prometheus.Counter
 	wouldReap     prometheus.Counter
+	sleeps        prometheus.Counter
+	wakes         prometheus.Histogram
 	commits       prometheus.Histogram
 	heldBack      prometheus.Counter
 	slotsRepaired prometheus.Counter
@@ -44,6 +46,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		claims: metric.Claims.Vec(), claimed: metric.ClaimSeconds.New(), batches: metric.BatchClaims.Vec(),
 		releases: metric.Releases.Vec(), reapLate: metric.ReapLateSeconds.Vec(), podFailures: metric.PodFailures.Vec(), recycles: metric.Recycles.Vec(),
 		repairs: metric.Repairs.New(), declaredDead: metric.DeclaredDead.New(), wouldReap: metric.WouldReap.New(),
+		sleeps: metric.Sleeps.New(), wakes: metric.WakeSeconds.New(),
 		commits: metric.CommitSeconds.New(), heldBack: metric.HeldBackSeconds.New(), acknowledged: metric.ReleaseAcknowledgedSeconds.New(),
 		slotsRepaired: metric.SlotsRepaired.New(), journalWrong: metric.JournalDamaged.New(),
 		violatedTerms: metric.ViolatedTerms.New(), withheld: metric.Withheld.Vec(), pools: newPoolClaims(),
@@ -78,7 +81,7 @@ func (m *metrics) register(reg prometheus.Registerer, a *Allocator) error {
 		return read(func(t *term) float64 { return value(t.objects.Backlog()) })
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.claimed, m.batches, m.pools.total, m.pools.wait, m.releases, m.reapLate, m.podFailures, m.recycles, m.repairs, m.declaredDead, m.wouldReap, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong, m.violatedTerms, m.withheld,
+		m.claims, m.claimed, m.batches, m.pools.total, m.pools.wait, m.releases, m.reapLate, m.podFailures, m.recycles, m.repairs, m.declaredDead, m.wouldReap, m.sleeps, m.wakes, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong, m.violatedTerms, m.withheld,
 		written(metric.JournalBatches, func(s journal.Stats) uint64 { return s.Batches }),
 		written(metric.JournalRecords, func(s journal.Stats) uint64 { return s.Records }),
 		written(metric.JournalCarried, func(s journal.Stats) uint64 { return s.Carried }),
@@ -126,7 +129,7 @@ type census struct{ a *Allocator }
 // Describe implements prometheus.Collector.
 func (*census) Describe(all chan<- *prometheus.Desc) {
 	for _, g := range []metric.Gauge{
-		metric.RoutersConnected, metric.PongAgeSeconds, metric.SandboxesLive, metric.Fences, metric.FenceOldestSeconds, metric.JournalWaiting, metric.PoolPods, metric.PoolClaimsWaiting, metric.PoolTargetPods,
+		metric.RoutersConnected, metric.PongAgeSeconds, metric.SandboxesLive, metric.SandboxesAsleep, metric.Fences, metric.FenceOldestSeconds, metric.JournalWaiting, metric.PoolPods, metric.PoolClaimsWaiting, metric.PoolTargetPods,
 		metric.PoolStartSeconds, metric.TeamSandboxes, metric.TeamClaimsWaiting,
 	} {
 		all <- g.Desc
@@ -165,6 +168,7 @@ func (c *census) Collect(all chan<- prometheus.Metric) {
 		return
 	}
 	all <- metric.SandboxesLive.Is(float64(load.Live))
+	all <- metric.SandboxesAsleep.Is(float64(load.Asleep))
 	all <- metric.Fences.Is(float64(load.Fences))
 	all <- metric.FenceOldestSeconds.Is(load.OldestFence.Seconds())
 	all <- metric.JournalWaiting.Is(float64(load.Facts))

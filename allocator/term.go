@@ -60,6 +60,7 @@ type term struct {
 	headStart headStart
 	hooks     *podCalls[core.Sandbox]
 	inits     *podCalls[core.Configure]
+	orders    *podCalls[agentOrder]
 	creates   *workers
 	deletes   *workers
 	other     *workers
@@ -122,6 +123,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.logs.run(ctx, logWorkers) })
 	all.Go(func() { t.hooks.run(ctx) })
 	all.Go(func() { t.inits.run(ctx) })
+	all.Go(func() { t.orders.run(ctx) })
 	if t.agents != nil {
 		all.Go(func() { t.agents.Run(ctx) })
 	}
@@ -234,6 +236,7 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 	}
 	t.hooks = newPodCalls(t.start, func(s core.Sandbox) core.Sandbox { return s })
 	t.inits = newPodCalls(t.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
+	t.orders = newPodCalls(t.order, func(o agentOrder) core.Sandbox { return o.sandbox })
 	t.loop = newLoop(c, guard.New(a.o.ConnectWindow), a.o.WallClock, t.do)
 	t.loop.violated = t.violated
 	k := a.o.Clients
@@ -416,6 +419,12 @@ func (t *term) write(e core.Effect) bool {
 		t.hooks.add(e.Sandbox)
 	case core.Configure:
 		t.inits.add(e)
+	case core.Freeze:
+		t.orders.drop(e.Sandbox)
+		t.orders.add(agentOrder{sandbox: e.Sandbox, keep: e.Keep})
+	case core.Thaw:
+		t.orders.drop(e.Sandbox)
+		t.orders.add(agentOrder{sandbox: e.Sandbox, thaw: true})
 	default:
 		return false
 	}
@@ -469,9 +478,16 @@ func (t *term) tell(e core.Effect) {
 		t.publish(events.Created, e.Sandbox)
 	case core.SandboxReady:
 		t.publish(events.Ready, e.Sandbox)
+	case core.SandboxAsleep:
+		t.publish(events.Asleep, e.Sandbox)
+		t.a.metrics.sleeps.Inc()
+	case core.SandboxAwake:
+		t.publish(events.Awake, e.Sandbox)
+		t.a.metrics.wakes.Observe(e.Took.Seconds())
 	case core.SandboxReleased:
 		t.hooks.drop(e.Sandbox)
 		t.inits.drop(e.Sandbox)
+		t.orders.drop(e.Sandbox)
 		t.publish(events.Released, e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
 		if e.Late > 0 {

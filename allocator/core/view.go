@@ -184,10 +184,12 @@ func next(a, b *[]*sandboxes.Sandbox, order Order) (sb *sandboxes.Sandbox) {
 	return sb
 }
 
-// CountLive is how many sandboxes start or run.
-func (v View) CountLive() (n int) {
+// CountLive is how many sandboxes start, run or sleep.
+func (v View) CountLive() int { return v.count((*sandboxes.Sandbox).Listed) }
+
+func (v View) count(which func(*sandboxes.Sandbox) bool) (n int) {
 	for _, sb := range v.c.sandboxes.Live().Of(sandboxes.Everything()) {
-		if sb.Listed() {
+		if which(sb) {
 			n++
 		}
 	}
@@ -196,8 +198,8 @@ func (v View) CountLive() (n int) {
 
 // Load is how much there is to do.
 type Load struct {
-	// Live sandboxes start or run.
-	Live int
+	// Live sandboxes start, run or sleep. Asleep are those of them that sleep, or are on the way to that or back.
+	Live, Asleep int
 	// Fences are not complete. OldestFence is the time since the first of them began.
 	Fences      int
 	OldestFence time.Duration
@@ -207,7 +209,7 @@ type Load struct {
 
 // Load returns the load.
 func (v View) Load() Load {
-	l := Load{Live: v.CountLive(), Fences: v.c.fences.Len(), Facts: v.c.outbox.Len()}
+	l := Load{Live: v.CountLive(), Asleep: v.count((*sandboxes.Sandbox).Sleeps), Fences: v.c.fences.Len(), Facts: v.c.outbox.Len()}
 	for id := range v.c.fences.UnderWay() {
 		began, _, _ := v.c.fences.Began(id)
 		l.OldestFence = v.c.Now.Boot - began

@@ -36,6 +36,8 @@ type Type string
 const (
 	Created  Type = "created"  // the claim is durable
 	Ready    Type = "ready"    // routers send requests to the sandbox
+	Asleep   Type = "asleep"   // its sleep is durable
+	Awake    Type = "awake"    // routers send requests to the sandbox again
 	Released Type = "released" // the release is durable
 )
 

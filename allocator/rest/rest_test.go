@@ -195,7 +195,11 @@ func (f *fake) List(ctx context.Context, q Query) ([]core.Sandbox, error) {
 	return list[:min(q.Most, len(list))], f.wait(ctx)
 }
 
-func (f *fake) Extend(ctx context.Context, id string, lifetime time.Duration) (core.Sandbox, core.CallStatus, error) {
+func (f *fake) Sleep(_ context.Context, id string) (core.SandboxCallAnswered, error) {
+	return f.sleep(id)
+}
+
+func (f *fake) Extend(ctx context.Context, id string, lifetime time.Duration, wake bool) (core.SandboxCallAnswered, error) {
 	f.mu.Lock()
 	f.kept = append(f.kept, fmt.Sprintf("%s at least %v", id, lifetime))
 	f.mu.Unlock()

@@ -55,8 +55,24 @@ var (
 	})
 	SandboxesLive = gauge(Row{
 		Program: Allocator, Name: "berth_allocator_sandboxes_live", Unit: "sandboxes",
-		Help:  "Sandboxes that are starting or running.",
+		Help:  "Sandboxes that are starting or running, or are asleep.",
 		Moves: "Compare it with what the nodes can hold.",
+	})
+	SandboxesAsleep = gauge(Row{
+		Program: Allocator, Name: "berth_allocator_sandboxes_asleep", Unit: "sandboxes",
+		Help:  "Sandboxes that are asleep, or fall asleep or wake.",
+		Moves: "They use memory and no CPU.",
+	})
+	Sleeps = counter(Row{
+		Program: Allocator, Name: "berth_allocator_sleeps_total", Unit: "times",
+		Help:  "Times a sandbox fell asleep.",
+		Moves: "Compare it with the wakes: sandboxes that wake soon gain nothing from sleep.",
+	})
+	WakeSeconds = histogram(Row{
+		Program: Allocator, Name: "berth_allocator_wake_seconds", Unit: "seconds",
+		Buckets: []float64{.002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30},
+		Help:    "Time from when a sandbox that is asleep was to wake, by a call or a request, until routers were sent its route.",
+		Moves:   "The journal (berth_allocator_journal_commit_seconds) is slow, or the nodes have no CPU for the agents.",
 	})
 	TeamSandboxes = gauge(Row{
 		Program: Allocator, Name: "berth_allocator_team_sandboxes", Unit: "sandboxes", Labels: []string{Team},

@@ -379,6 +379,8 @@ func (e SandboxState) Valid() bool {
 
 // Defines values for SandboxEventType.
 const (
+	SandboxEventTypeAsleep   SandboxEventType = "asleep"
+	SandboxEventTypeAwake    SandboxEventType = "awake"
 	SandboxEventTypeCreated  SandboxEventType = "created"
 	SandboxEventTypeReady    SandboxEventType = "ready"
 	SandboxEventTypeReleased SandboxEventType = "released"
@@ -387,6 +389,10 @@ const (
 // Valid indicates whether the value is a known member of the SandboxEventType enum.
 func (e SandboxEventType) Valid() bool {
 	switch e {
+	case SandboxEventTypeAsleep:
+		return true
+	case SandboxEventTypeAwake:
+		return true
 	case SandboxEventTypeCreated:
 		return true
 	case SandboxEventTypeReady:
@@ -1606,12 +1612,12 @@ type SandboxEvent struct {
 	SandboxID string `json:"sandboxID"`
 	Team      string `json:"team,omitempty"`
 
-	// Type created: the claim is durable. ready: requests reach the sandbox. released: the release is durable.
+	// Type created: the claim is durable. ready: requests reach the sandbox. asleep: its sleep is durable. awake: requests reach it again. released: the release is durable.
 	Type SandboxEventType `json:"type"`
 	User string           `json:"user,omitempty"`
 }
 
-// SandboxEventType created: the claim is durable. ready: requests reach the sandbox. released: the release is durable.
+// SandboxEventType created: the claim is durable. ready: requests reach the sandbox. asleep: its sleep is durable. awake: requests reach it again. released: the release is durable.
 type SandboxEventType string
 
 // SandboxExplanation defines model for SandboxExplanation.
