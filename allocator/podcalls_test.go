@@ -113,24 +113,28 @@ func TestReleasedSandboxEndsTheCallsToItsPod(t *testing.T) {
 		a.o.WallClock = time.Now
 		tm.lines = newWorkers(zap.NewNop())
 		defer tm.lines.queue.ShutDown()
-		ended := make(chan string, 2)
+		ended := make(chan string, 3)
 		tm.hooks = newPodCalls(func(ctx context.Context, _ core.Sandbox) { <-ctx.Done(); ended <- "hook" }, itself)
 		tm.inits = newPodCalls(func(ctx context.Context, _ core.Configure) { <-ctx.Done(); ended <- "configuration" },
 			func(e core.Configure) core.Sandbox { return e.Sandbox })
+		tm.orders = newPodCalls(func(ctx context.Context, _ agentOrder) { <-ctx.Done(); ended <- "order" },
+			func(o agentOrder) core.Sandbox { return o.sandbox })
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { tm.hooks.run(ctx) })
 		running.Go(func() { tm.inits.run(ctx) })
+		running.Go(func() { tm.orders.run(ctx) })
 		defer running.Wait()
 		defer cancel()
 		s := starting("p", "a")
 		tm.do(core.StartSandbox{Sandbox: s})
 		tm.do(core.Configure{Sandbox: s, Ask: true})
+		tm.do(core.Freeze{Sandbox: s})
 		synctest.Wait()
 		require.Empty(t, ended)
 		tm.do(core.SandboxReleased{Sandbox: s})
 		synctest.Wait()
-		require.Len(t, ended, 2)
-		require.ElementsMatch(t, []string{"hook", "configuration"}, []string{<-ended, <-ended})
+		require.Len(t, ended, 3)
+		require.ElementsMatch(t, []string{"hook", "configuration", "order"}, []string{<-ended, <-ended, <-ended})
 	})
 }

@@ -94,11 +94,14 @@ func (a *api) claimOf(request *openapi.NewSandbox) (c core.Claim, err error) {
 	return c, a.accessOf(request, &c.Binding)
 }
 
-// sleepOf returns when the sandbox of a claim is to sleep. The words of E2B are used if there are none of Berth. A pool
-// without an agent refuses a claim that asks for sleep, unless it accepts that the sandbox ends instead.
+// sleepOf returns when the sandbox of a claim is to sleep. The words of E2B count if there are none of Berth, and only as
+// true: SDKs send false for what their caller has not set. A pool without an agent refuses a claim that asks for sleep,
+// unless it accepts that the sandbox ends instead.
 func (a *api) sleepOf(request *openapi.NewSandbox) (ask core.SleepAsk, err error) {
-	ask.AtEnd, ask.WakeOnTraffic = request.AutoPause, request.WakeOnTraffic
 	field := "autoPause"
+	if ask.WakeOnTraffic = request.WakeOnTraffic; deref(request.AutoPause, false) {
+		ask.AtEnd = request.AutoPause
+	}
 	if request.OnTimeout != nil {
 		sleeps := *request.OnTimeout == openapi.OnEndSleep
 		field, ask.AtEnd = "onTimeout", &sleeps
@@ -107,7 +110,7 @@ func (a *api) sleepOf(request *openapi.NewSandbox) (ask core.SleepAsk, err error
 		sleeps := *request.OnIdle == openapi.OnEndSleep
 		ask.WhenIdle = &sleeps
 	}
-	if resume := request.AutoResume; ask.WakeOnTraffic == nil && resume != nil {
+	if resume := request.AutoResume; ask.WakeOnTraffic == nil && resume != nil && deref(resume.Enabled, false) {
 		ask.WakeOnTraffic = resume.Enabled
 	}
 	switch {
@@ -121,9 +124,9 @@ func (a *api) sleepOf(request *openapi.NewSandbox) (ask core.SleepAsk, err error
 	}
 	pool, ok := a.Allocator.Pool(request.TemplateID)
 	switch {
-	case !ok || pool.Spec.AgentEnabled() != nil:
+	case ok && pool.Spec.AgentEnabled() != nil:
 		return ask, nil
-	case pool.Spec.AcceptPause == v1alpha1.PauseEnds:
+	case ok && pool.Spec.AcceptPause == v1alpha1.PauseEnds:
 		return core.SleepAsk{}, nil
 	}
 	return ask, notImplemented("%s: the pods of this pool have no agent, without which a sandbox cannot sleep. Enable spec.agent of the pool, "+

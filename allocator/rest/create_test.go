@@ -179,8 +179,8 @@ func TestMetadataAndBodyMayReachTheirLimits(t *testing.T) {
 
 func TestUnsupportedFieldsAreRefusedByName(t *testing.T) {
 	for body, says := range map[string]string{
-		`"autoPause":true`: "autoPause: Berth does not pause",
-		`"autoPause":false,"autoResume":{"enabled":true}`: "autoResume.enabled: Berth does not pause",
+		`"autoPause":true`: "autoPause: the pods of this pool have no agent",
+		`"autoPause":false,"autoResume":{"enabled":true}`: "autoResume.enabled: the pods of this pool have no agent",
 		`"allow_internet_access":false`:                   "allow_internet_access: Use a NetworkPolicy",
 		`"network":{"allowPublicTraffic":false}`:          "access: token needs a key",
 		`"access":"team"`:                                 "access: team needs a key",

@@ -84,10 +84,9 @@ const agentVersion = "0.1.0"
 // berthAgentVersion is that of a pool with Berth's agent: the newest version whose features it has.
 const berthAgentVersion = "0.6.4"
 
-// sandboxPhases are the phases of live sandboxes.
+// sandboxPhases are the phases of live sandboxes. One that has ended since it was read counts as running.
 var sandboxPhases = map[core.Phase]openapi.SandboxPhase{
-	core.Starting: openapi.SandboxPhaseStarting, core.Running: openapi.SandboxPhaseRunning, core.Releasing: openapi.SandboxPhaseRunning,
-	core.Released: openapi.SandboxPhaseRunning, core.Ended: openapi.SandboxPhaseRunning, // it was live when it was read
+	core.Starting: openapi.SandboxPhaseStarting, core.Running: openapi.SandboxPhaseRunning,
 	core.FallingAsleep: openapi.SandboxPhaseFallingAsleep, core.Asleep: openapi.SandboxPhaseAsleep, core.Waking: openapi.SandboxPhaseWaking,
 }
 
@@ -100,14 +99,16 @@ func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
 		StartedAt: s.ClaimedAt, EndAt: noEnd, IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, User: s.User,
 		PodName: s.Pod.Name, Access: openapi.Access(s.Access.String()), Network: networkOf(&s),
 	}
-	shown.Phase = sandboxPhases[s.Phase]
-	if s.Phase == core.FallingAsleep || s.Phase == core.Asleep {
+	shown.Phase = cmp.Or(sandboxPhases[s.Phase], openapi.SandboxPhaseRunning)
+	if isPaused(&s) {
 		shown.State = openapi.SandboxStatePaused
 	}
 	shown.AsleepAt = optional(s.AsleepAt)
-	shown.Lifecycle = &openapi.SandboxLifecycle{OnTimeout: openapi.Kill, AutoResume: s.Sleep.WakeOnTraffic}
-	if s.Sleep.AtEnd {
-		shown.Lifecycle.OnTimeout = openapi.Pause
+	if s.Agent.Port != 0 {
+		shown.Lifecycle = &openapi.SandboxLifecycle{OnTimeout: openapi.Kill, AutoResume: s.Sleep.WakeOnTraffic}
+		if s.Sleep.AtEnd {
+			shown.Lifecycle.OnTimeout = openapi.Pause
+		}
 	}
 	if end := earliestEnd(&s); !end.IsZero() {
 		shown.EndAt = end

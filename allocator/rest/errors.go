@@ -39,6 +39,13 @@ func notFound(id string, s core.Sandbox, known bool) error {
 	return missing(id, apierror.SandboxGone, fmt.Sprintf("this sandbox was released at %s: %s", s.ReleasedAt.UTC().Format(time.RFC3339), s.Reason))
 }
 
+// about returns an error that names a sandbox.
+func about(id string, reason apierror.Reason, message string) *apierror.Error {
+	e := apierror.New(reason, "%s", message)
+	e.SandboxID = id
+	return e
+}
+
 // notLive returns the error for a sandbox that is unknown or gone, or does not take the call; nil: it has taken it.
 func notLive(id string, status core.CallStatus) error {
 	switch status {
@@ -47,11 +54,11 @@ func notLive(id string, status core.CallStatus) error {
 	case core.CallGone:
 		return missing(id, apierror.SandboxGone, "this sandbox was released earlier")
 	case core.CallAsleep:
-		return missing(id, apierror.SandboxState, "this sandbox is asleep, or about to be; wake it with POST /sandboxes/{id}/connect")
+		return about(id, apierror.SandboxState, "this sandbox is asleep, or about to be; wake it with POST /sandboxes/{id}/connect")
 	case core.CallNotReady:
-		return missing(id, apierror.SandboxBusy, "this sandbox cannot fall asleep now; try again")
+		return about(id, apierror.SandboxBusy, "this sandbox cannot fall asleep now; try again")
 	case core.CallRefused:
-		return missing(id, apierror.SandboxState, "this sandbox cannot sleep")
+		return about(id, apierror.SandboxState, "this sandbox cannot sleep")
 	case core.CallOK:
 	}
 	return nil

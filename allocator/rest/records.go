@@ -70,7 +70,9 @@ func (a *api) find(w *reply, r *http.Request) error {
 		wanted[name] = true
 	}
 	if !query.Has("phase") {
-		wanted = map[string]bool{string(openapi.RecordPhaseStarting): true, string(openapi.RecordPhaseRunning): true}
+		for phase, name := range phaseNames {
+			wanted[string(name)] = phase < core.Released
+		}
 	}
 	all := map[bool]bool{true: true, false: true} // whether every live phase is wanted, and every other one
 	for phase, name := range phaseNames {

@@ -55,6 +55,7 @@ type fake struct {
 	phase       core.Phase          // of what is claimed
 	claimed     func(*core.Sandbox) // changes what is claimed
 	status      core.CallStatus
+	why         string // of a Sleep
 	outstanding int
 
 	fences    []core.FenceStatus
@@ -195,15 +196,20 @@ func (f *fake) List(ctx context.Context, q Query) ([]core.Sandbox, error) {
 	return list[:min(q.Most, len(list))], f.wait(ctx)
 }
 
-func (f *fake) Sleep(_ context.Context, id string) (core.SandboxCallAnswered, error) {
-	return f.sleep(id)
+func (f *fake) Sleep(ctx context.Context, id string) (core.SandboxCallAnswered, error) {
+	return core.SandboxCallAnswered{Status: f.status, Sandbox: f.sandboxes[id], Why: f.why}, f.wait(ctx)
 }
 
 func (f *fake) Extend(ctx context.Context, id string, lifetime time.Duration, wake bool) (core.SandboxCallAnswered, error) {
 	f.mu.Lock()
 	f.kept = append(f.kept, fmt.Sprintf("%s at least %v", id, lifetime))
 	f.mu.Unlock()
-	return f.sandboxes[id], f.status, f.wait(ctx)
+	s := f.sandboxes[id]
+	woken := s.Phase == core.Asleep && wake
+	if s.Phase == core.Asleep && !wake {
+		return core.SandboxCallAnswered{Status: core.CallAsleep}, f.wait(ctx)
+	}
+	return core.SandboxCallAnswered{Status: f.status, Sandbox: s, Woken: woken}, f.wait(ctx)
 }
 
 func (f *fake) Pool(name string) (*v1alpha1.SandboxPool, bool) {

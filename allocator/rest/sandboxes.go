@@ -36,10 +36,12 @@ type filter struct {
 	user     string
 	prefix   string       // of the ID
 	phases   []core.Phase // none: all
+	paused   *bool        // nil: all
 }
 
 func (f *filter) matches(s *core.Sandbox) bool {
-	if s.ClaimedAt.Before(f.Since) || f.user != "" && s.User != f.user || !strings.HasPrefix(s.ID, f.prefix) || len(f.phases) > 0 && !slices.Contains(f.phases, s.Phase) {
+	if s.ClaimedAt.Before(f.Since) || f.user != "" && s.User != f.user || !strings.HasPrefix(s.ID, f.prefix) || len(f.phases) > 0 && !slices.Contains(f.phases, s.Phase) ||
+		f.paused != nil && *f.paused != isPaused(s) {
 		return false
 	}
 	for k, v := range f.metadata {
@@ -49,6 +51,9 @@ func (f *filter) matches(s *core.Sandbox) bool {
 	}
 	return true
 }
+
+// isPaused reports whether a sandbox is paused in E2B's words.
+func isPaused(s *core.Sandbox) bool { return s.Phase == core.FallingAsleep || s.Phase == core.Asleep }
 
 // filterOf reads the parameters of a list that all lists have.
 func filterOf(r *http.Request) (f filter, err error) {
@@ -75,10 +80,8 @@ func (a *api) list(w *reply, r *http.Request) error {
 	filter.Pool = query.Get("template")
 	filter.Live = true
 	if states := strings.Split(query.Get("state"), ","); query.Has("state") && len(states) < 2 {
-		filter.phases = []core.Phase{core.Starting, core.Running, core.Waking}
-		if states[0] == string(openapi.SandboxStatePaused) {
-			filter.phases = []core.Phase{core.FallingAsleep, core.Asleep}
-		}
+		paused := states[0] == string(openapi.SandboxStatePaused)
+		filter.paused = &paused
 	}
 	if text := query.Get("startedAfter"); text != "" {
 		if filter.Since, err = time.Parse(time.RFC3339Nano, text); err != nil {
@@ -126,7 +129,7 @@ func (a *api) page(w *reply, r *http.Request, f filter) (page []core.Sandbox, ne
 	}
 	limit := f.Most
 	f.Most++
-	if len(f.metadata) > 0 || f.user != "" || f.prefix != "" || len(f.phases) > 0 || !f.Since.IsZero() {
+	if len(f.metadata) > 0 || f.user != "" || f.prefix != "" || len(f.phases) > 0 || f.paused != nil || !f.Since.IsZero() {
 		f.Keep = f.matches
 	}
 	if page, err = a.Allocator.List(r.Context(), f.Query); err != nil || len(page) <= limit {

@@ -89,7 +89,6 @@ func TestConnectExtendsAndShowsTheSandbox(t *testing.T) {
 	for _, path := range []string{"/sandboxes/k3x9/connect", "/sandboxes/k3x9/refreshes"} {
 		refusal(t, call(handler(t, &fake{status: core.CallGone}), "POST", path, `{}`), 404, apierror.SandboxGone)
 	}
-	refusal(t, call(handler(t, &fake{}), "POST", "/sandboxes/k3x9/resume", `{"autoPause":true}`), 501, apierror.NotImplemented)
 	refusal(t, call(handler(t, &fake{}), "POST", "/sandboxes/k3x9/connect", `{"timeout":0}`), 400, apierror.BadRequest)
 }
 

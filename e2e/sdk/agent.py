@@ -78,7 +78,7 @@ def differences():
     rules = {"example.com": [{"transform": {"headers": {"a": "b"}}}]}
     for words, options in {
         "mcp: the pods of this pool have no agent": {"mcp": {"arxiv": {"storagePath": "/a"}}},
-        "autoPause: Berth does not pause": {"lifecycle": {"on_timeout": "pause", "auto_resume": True}},
+        "autoPause: the pods of this pool have no agent": {"lifecycle": {"on_timeout": "pause", "auto_resume": True}},
         "allow_internet_access: Use a NetworkPolicy": {"allow_internet_access": False},
         "network.allowOut: Use a NetworkPolicy": {"network": {"allow_out": ["10.0.0.1"]}},
         "network.denyOut: Use a NetworkPolicy": {"network": {"deny_out": ["10.0.0.1"]}},
