@@ -162,6 +162,7 @@ const (
 	CallAsleep       = step.CallAsleep
 	CallNotReady     = step.CallNotReady
 	CallRefused      = step.CallRefused
+	CallUnfit        = step.CallUnfit
 	DeclareUnknown   = step.DeclareUnknown
 	DeclareConnected = step.DeclareConnected
 	DeclareHeard     = step.DeclareHeard

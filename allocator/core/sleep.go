@@ -37,7 +37,7 @@ func (c *Core) fallAsleep(ev Sleep) {
 	case sb.Sleeps():
 		e.Status = CallAsleep
 	case sb.Agent.Port == 0:
-		e.Status, e.Why = CallRefused, "its pod has no agent"
+		e.Status, e.Why = CallUnfit, "its pod has no agent; enable spec.agent of its pool"
 	case !sb.CanSleep():
 		e.Why = "it does not run yet"
 	default:

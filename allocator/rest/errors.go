@@ -58,7 +58,9 @@ func notLive(id string, status core.CallStatus) error {
 	case core.CallNotReady:
 		return about(id, apierror.SandboxBusy, "this sandbox cannot fall asleep now; try again")
 	case core.CallRefused:
-		return about(id, apierror.SandboxState, "this sandbox cannot sleep")
+		return about(id, apierror.SleepFailed, "this sandbox did not fall asleep, and runs")
+	case core.CallUnfit:
+		return about(id, apierror.NotImplemented, "this sandbox cannot sleep")
 	case core.CallOK:
 	}
 	return nil

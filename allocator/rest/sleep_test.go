@@ -21,7 +21,7 @@ func TestPauseAnswersAsTheSandboxStands(t *testing.T) {
 	}{
 		core.CallUnknown: {404, apierror.SandboxNotFound}, core.CallGone: {404, apierror.SandboxGone},
 		core.CallAsleep: {409, apierror.SandboxState}, core.CallNotReady: {503, apierror.SandboxBusy},
-		core.CallRefused: {409, apierror.SandboxState},
+		core.CallRefused: {502, apierror.SleepFailed}, core.CallUnfit: {501, apierror.NotImplemented},
 	} {
 		f := &fake{status: status, why: "process 5 of user 0"}
 		e := refusal(t, call(handler(t, f), "POST", "/sandboxes/k3x9/pause", "{}"), want.code, want.reason)

@@ -40,6 +40,7 @@ const (
 	SandboxGone        Reason = "sandbox_gone"
 	SandboxState       Reason = "sandbox_state"
 	SandboxBusy        Reason = "sandbox_busy"
+	SleepFailed        Reason = "sleep_failed"
 	SessionNotFound    Reason = "session_not_found"
 	SessionAlive       Reason = "session_alive"
 	PoolEmpty          Reason = "pool_empty"
@@ -150,7 +151,9 @@ var kinds = []Kind{
 	{Reason: SandboxGone, Code: http.StatusGone, GRPC: codes.NotFound, By: []Sender{Router, API},
 		When: "the sandbox has been released; the message says when and [why](../lifetimes.md), from the router only if the sandbox was public; the API says so with status 404, but for one that was claimed with the same `Idempotency-Key`", Do: "claim another one"},
 	{Reason: SandboxState, Code: http.StatusConflict, GRPC: codes.FailedPrecondition, By: []Sender{API},
-		When: "the call does not fit the sandbox: it is asleep already, or its pod cannot sleep; the message says why", Do: "wake it first with `POST /sandboxes/{id}/connect`; for a pod that cannot sleep, see [sleep](../sleep.md)"},
+		When: "the sandbox is asleep, or falls asleep or wakes", Do: "wake it with `POST /sandboxes/{id}/connect`"},
+	{Reason: SleepFailed, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{API},
+		When: "the agent in the sandbox could not stop all of its processes; they run on, and the message says which it was", Do: "see [sleep](../sleep.md) for what cannot be stopped"},
 	{Reason: BodyTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
 		When: "the body is larger than the message says", Do: "send a smaller one"},
 	{Reason: HostRefused, Code: http.StatusMisdirectedRequest, GRPC: codes.PermissionDenied, By: []Sender{API, Admin},

@@ -75,7 +75,7 @@ async function differences() {
   const rules = { 'example.com': [{ transform: { headers: { a: 'b' } } }] }
   for (const [words, opts] of Object.entries({
     'mcp: the pods of this pool have no agent': { mcp: { arxiv: {} } },
-    'autoPause: Berth does not pause': { lifecycle: { onTimeout: 'pause', autoResume: true } },
+    'autoPause: the pods of this pool have no agent': { lifecycle: { onTimeout: 'pause', autoResume: true } },
     'allow_internet_access: Use a NetworkPolicy': { allowInternetAccess: false },
     'network.allowOut: Use a NetworkPolicy': { network: { allowOut: ['10.0.0.1'] } },
     'network.denyOut: Use a NetworkPolicy': { network: { denyOut: ['10.0.0.1'] } },
@@ -103,8 +103,8 @@ async function differences() {
     ['SandboxNotFoundError', '', () => sandbox.commands.run('true')],
     ['TemplateError', 'update the template', () => sandbox.getMetrics()],
     ['SandboxError', 'metrics-server', () => Sandbox.getMetrics(id)],
-    ['SandboxError', 'does not pause', () => sandbox.pause()],
-    ['SandboxError', 'does not pause', () => Sandbox.betaPause(id)],
+    ['SandboxError', 'cannot sleep', () => sandbox.pause()],
+    ['SandboxError', 'cannot sleep', () => Sandbox.betaPause(id)],
     ['SandboxError', 'does not fork', () => sandbox.fork()],
     ['SandboxError', 'makes no snapshots', () => sandbox.createSnapshot()],
     ['SandboxError', 'makes no snapshots', () => Sandbox.listSnapshots().nextItems()],

@@ -342,7 +342,8 @@ const (
 	CallOK
 	CallAsleep   // it is asleep, or about to be
 	CallNotReady // it starts, or a router that may send it requests cannot be asked to stop that
-	CallRefused  // its pod cannot sleep
+	CallRefused  // its processes could not be stopped
+	CallUnfit    // its pod cannot sleep
 )
 
 // DeclareStatus is the outcome of a DeclareDead.
