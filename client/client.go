@@ -196,6 +196,23 @@ func (c *Client) SetTimeout(ctx context.Context, id string, timeout time.Duratio
 	return err
 }
 
+// Pause has a sandbox fall asleep, and returns when it is asleep. It is not repeated: a sandbox that is asleep already is
+// an error.
+func (c *Client) Pause(ctx context.Context, id string) error {
+	_, err := call[none](ctx, once, func() (*http.Response, error) {
+		return c.api.PauseSandbox(ctx, id, openapi.PauseSandboxJSONRequestBody{})
+	})
+	return err
+}
+
+// Resume wakes a sandbox if it is asleep, and returns when requests reach it. Its end is then a time from now at least.
+func (c *Client) Resume(ctx context.Context, id string, timeout time.Duration) (*openapi.Sandbox, error) {
+	seconds := int64(timeout / time.Second)
+	return call[openapi.Sandbox](ctx, repeatable, func() (*http.Response, error) {
+		return c.api.ConnectSandbox(ctx, id, openapi.ConnectSandboxJSONRequestBody{Timeout: &seconds})
+	})
+}
+
 // KeepAlive counts as use of a sandbox.
 func (c *Client) KeepAlive(ctx context.Context, id string) error {
 	_, err := call[none](ctx, repeatable, func() (*http.Response, error) {

@@ -34,6 +34,8 @@ type commands struct {
 	Get         getCommand         `cmd:"" help:"Show live sandboxes."`
 	Kill        killCommand        `cmd:"" help:"Release sandboxes."`
 	Timeout     timeoutCommand     `cmd:"" help:"Move the end of a sandbox to a time from now."`
+	Pause       pauseCommand       `cmd:"" help:"Have sandboxes fall asleep: they keep their memory and files, and use no CPU."`
+	Resume      resumeCommand      `cmd:"" help:"Wake sandboxes that are asleep."`
 	Keepalive   keepaliveCommand   `cmd:"" help:"Count as use of sandboxes."`
 	Why         whyCommand         `cmd:"" help:"Say why sandboxes are alive, and until when."`
 	Diagnose    diagnoseCommand    `cmd:"" help:"Say what is known of a sandbox, and why requests do not reach it."`

@@ -442,6 +442,55 @@ func (c *timeoutCommand) Run(ctx context.Context, o *output) error {
 	return err
 }
 
+type pauseCommand struct {
+	apiFlags
+	idsArg
+}
+
+// Run implements the command.
+func (c *pauseCommand) Run(ctx context.Context, o *output) error {
+	t, err := c.target()
+	if err != nil {
+		return err
+	}
+	_, err = each(c.IDs, func(id string) (none, error) {
+		err := do(ctx, t, func(ctx context.Context) error { return t.api.Pause(ctx, id) })
+		if err == nil {
+			_, err = fmt.Fprintf(o.out, "%s asleep\n", id)
+		}
+		return none{}, err
+	})
+	return err
+}
+
+type resumeCommand struct {
+	apiFlags
+	idsArg
+	Timeout time.Duration `default:"5m" help:"Time from now until the end."`
+}
+
+// Run implements the command.
+func (c *resumeCommand) Run(ctx context.Context, o *output) error {
+	if c.Timeout < time.Second || c.Timeout%time.Second != 0 {
+		return usage("--timeout %v: must be whole seconds, 1s or more", c.Timeout)
+	}
+	t, err := c.target()
+	if err != nil {
+		return err
+	}
+	_, err = each(c.IDs, func(id string) (none, error) {
+		err := do(ctx, t, func(ctx context.Context) error {
+			_, err := t.api.Resume(ctx, id, c.Timeout)
+			return err
+		})
+		if err == nil {
+			_, err = fmt.Fprintf(o.out, "%s awake\n", id)
+		}
+		return none{}, err
+	})
+	return err
+}
+
 type keepaliveCommand struct {
 	apiFlags
 	idsArg

@@ -22,7 +22,10 @@ async function mastra() {
   const again = new E2BSandbox({ id: POOL + '-mastra', template: POOL, timeout: 300_000 })
   await again._start()
   assert.equal(again.e2b.sandboxId, sandbox.e2b.sandboxId)
-  await assert.rejects(again._stop(), /does not pause/)
+  await again.executeCommand('sh', ['-c', 'echo kept > /tmp/mastra-' + process.pid])
+  await again._stop() // pauses
+  await again._start()
+  assert.equal((await again.executeCommand('sh', ['-c', 'cat /tmp/mastra-' + process.pid])).stdout, 'kept\n')
   await again._destroy()
   assert.equal(await sandbox.e2b.isRunning(), false)
   return ['@mastra/e2b', 6]

@@ -1,0 +1,183 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/agent/agentpb/process"
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
+	"github.com/berth-sandbox/berth/internal/wait"
+)
+
+// sleeper is a sandbox in which a command writes to a file all the time.
+type sleeper struct {
+	*env
+	openapi.Sandbox
+	file string
+}
+
+func (e *env) sleeper(pool, claim string) *sleeper {
+	e.t.Helper()
+	s, _ := e.claimOf(pool, claim)
+	b := &sleeper{e, s, filepath.Join(e.t.TempDir(), "beats")}
+	stream, err := e.agentOf(s).Start(e.t.Context(), connect.NewRequest(&processpb.StartRequest{
+		Process: &processpb.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", "while :; do echo beat >> " + b.file + "; sleep 0.02; done"}},
+	}))
+	require.NoError(e.t, err)
+	require.True(e.t, stream.Receive(), "%v", stream.Err())
+	e.t.Cleanup(func() { _ = stream.Close() })
+	b.beats(true)
+	return b
+}
+
+// beats waits until the command has written more, or expects that it does not.
+func (b *sleeper) beats(want bool) {
+	b.t.Helper()
+	size := func() int64 {
+		info, err := os.Stat(b.file)
+		if err != nil {
+			return 0
+		}
+		return info.Size()
+	}
+	before := size()
+	if want {
+		b.eventually(func() error {
+			if size() == before {
+				return fmt.Errorf("%s has %d bytes", b.file, before)
+			}
+			return nil
+		})
+		return
+	}
+	wait.Sleep(b.t.Context(), time.Second)
+	require.Equal(b.t, before, size(), "a process runs")
+}
+
+func (b *sleeper) state() openapi.Sandbox {
+	b.t.Helper()
+	a := b.api(http.MethodGet, "/sandboxes/"+b.SandboxID, "")
+	require.Equal(b.t, http.StatusOK, a.code, a.body)
+	var s openapi.Sandbox
+	require.NoError(b.t, json.Unmarshal([]byte(a.body), &s))
+	return s
+}
+
+func (b *sleeper) pause() {
+	b.t.Helper()
+	a := b.api(http.MethodPost, "/sandboxes/"+b.SandboxID+"/pause", "{}")
+	require.Equal(b.t, http.StatusNoContent, a.code, a.body)
+	require.Equal(b.t, openapi.SandboxStatePaused, b.state().State)
+	b.beats(false)
+}
+
+// Invariant: P27
+func TestPausedSandboxKeepsEverythingAndUsesNothing(t *testing.T) {
+	onThisMachine(t, "the agent of a real cluster is in an image")
+	e := start(t, 0)
+	pool := e.otherPool("sleep", 1, agentPool)
+	b := e.sleeper(pool, `"timeout":3600`)
+	client := e.client()
+	for range 2 {
+		b.pause()
+		refused := e.get(client, e.host(8080, b.SandboxID), "/").refusal(t)
+		require.Equal(t, apierror.SandboxAsleep, refused.Reason)
+		require.Equal(t, apierror.SandboxState, e.api(http.MethodPost, "/sandboxes/"+b.SandboxID+"/pause", "{}").refusal(t).Reason)
+		require.Equal(t, apierror.SandboxState, e.api(http.MethodPost, "/sandboxes/"+b.SandboxID+"/timeout", `{"timeout":60}`).refusal(t).Reason)
+		a := e.api(http.MethodPost, "/sandboxes/"+b.SandboxID+"/connect", `{"timeout":600}`)
+		require.Equal(t, http.StatusCreated, a.code, a.body)
+		b.beats(true)
+		e.reaches(client, b.Sandbox)
+		require.Equal(t, openapi.SandboxStateRunning, b.state().State)
+	}
+	b.pause()
+	e.release(b.SandboxID)
+	e.gone(client, b.Sandbox)
+}
+
+// Invariant: P27
+func TestRequestWakesASandboxThatAllowsIt(t *testing.T) {
+	onThisMachine(t, "the agent of a real cluster is in an image")
+	e := start(t, 0)
+	pool := e.otherPool("wakes", 2, agentPool)
+	client := e.client()
+
+	idle := e.sleeper(pool, `"timeout":3600,"onIdle":"Sleep","idleTimeout":5`)
+	e.eventually(func() error {
+		if s := idle.state(); s.Phase != openapi.SandboxPhaseAsleep {
+			return fmt.Errorf("it is %s", s.Phase)
+		}
+		return nil
+	})
+	idle.beats(false)
+	e.reaches(client, idle.Sandbox)
+	idle.beats(true)
+
+	private := e.sleeper(pool, `"timeout":3600,"wakeOnTraffic":true,"access":"token"`)
+	private.pause()
+	host := e.host(8080, private.SandboxID)
+	require.Equal(t, http.StatusForbidden, e.get(client, host, "/").code, "a request without the token")
+	require.Equal(t, openapi.SandboxStatePaused, private.state().State)
+	answers := make(chan answer, 20)
+	for range cap(answers) {
+		go func() {
+			a, err := do(t.Context(), client, http.MethodGet, "http://gateway/", host, "", sandboxaccess.TokenHeader, *private.TrafficAccessToken)
+			if err != nil {
+				a.body = err.Error()
+			}
+			answers <- a
+		}()
+	}
+	for range cap(answers) {
+		a := <-answers
+		require.Equal(t, http.StatusOK, a.code, a.body)
+	}
+	private.beats(true)
+}
+
+// Invariant: P27
+func TestNextLeaderKeepsSandboxesAsleep(t *testing.T) {
+	e := startHere(t, 0)
+	pool := e.otherPool("leaders", 1, agentPool)
+	b := e.sleeper(pool, `"timeout":3600`)
+	b.pause()
+	require.NoError(t, e.site.killLeader(t.Context()))
+	e.eventually(func() error {
+		a, err := e.callAPI(http.MethodPost, "/sandboxes/"+b.SandboxID+"/connect", `{"timeout":600}`, e.site.key())
+		if err == nil && a.code != http.StatusCreated {
+			err = fmt.Errorf("%d %s", a.code, a.body)
+		}
+		return err
+	})
+	b.beats(true)
+	e.reaches(e.client(), b.Sandbox)
+}
+
+// The time of a sandbox whose pool says so ends in sleep.
+func TestTimeoutOfASandboxBecomesItsSleep(t *testing.T) {
+	onThisMachine(t, "the agent of a real cluster is in an image")
+	e := start(t, 0)
+	pool := e.otherPool("timeouts", 1, agentPool)
+	b := e.sleeper(pool, `"timeout":8,"autoPause":true`)
+	require.Equal(t, openapi.Pause, b.state().Lifecycle.OnTimeout)
+	e.eventually(func() error {
+		if s := b.state(); s.Phase != openapi.SandboxPhaseAsleep {
+			return fmt.Errorf("it is %s", s.Phase)
+		}
+		return nil
+	})
+	b.beats(false)
+	a := e.api(http.MethodPost, "/v2/sandboxes/"+b.SandboxID+"/connect", `{"timeout":600}`)
+	require.Equal(t, http.StatusCreated, a.code, a.body)
+	b.beats(true)
+}
