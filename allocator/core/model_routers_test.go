@@ -102,11 +102,11 @@ func (w *world) addRouter(envoy int) *router {
 	r.cache, err = routecache.New(routecache.Options{
 		Size: size,
 		Now:  func() time.Duration { return r.clock(w.now.Boot) },
-		Ask: func(id string) bool {
+		Ask: func(id string, wake bool) bool {
 			if r.stream == 0 || !r.joined {
 				return false
 			}
-			r.out = append(r.out, Resolve{Session: r.id, Stream: r.stream, ID: id})
+			r.out = append(r.out, Resolve{Session: r.id, Stream: r.stream, ID: id, Wake: wake})
 			return true
 		},
 	})

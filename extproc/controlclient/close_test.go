@@ -1,6 +1,7 @@
 package controlclient_test
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 
@@ -29,10 +30,10 @@ func TestCloseTakesTheRouteAndIsAcknowledgedAsARelease(t *testing.T) {
 		require.True(t, ok)
 		w.admissions.give()
 		p.send(2, closing("one")) // and no question was asked
-		for range 3 {
+		for range 3 { // pings go on meanwhile
 			m, err := p.Recv()
 			require.NoError(t, err)
-			require.NotNil(t, m.GetPing(), "acknowledged before the answer was read: %v", m)
+			require.Nil(t, m.GetAck(), "acknowledged before the answer was read: %v", m)
 		}
 		require.Equal(t, []string{"two"}, w.ids())
 		require.False(t, w.cache.Holds(one, found), "a request between its lookup and its admission would pass")
@@ -57,12 +58,64 @@ func TestCloseLeavesAQuiescedSandboxQuiesced(t *testing.T) {
 		require.EqualValues(t, 1, p.next().GetQuiesced().GetNumber())
 		p.send(2, closing("one"))
 		require.EqualValues(t, 2, p.ack())
-		answer, err := w.cache.Lookup(t.Context(), one)
+		answer, err := w.cache.Lookup(w.t.Context(), one)
 		require.NoError(t, err)
 		require.Equal(t, routecache.Quiesced, answer.Status)
 		p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Resume{Resume: &controlv1.Resume{SandboxIds: []string{"one"}}}})
 		synctest.Wait()
 		require.Empty(t, w.ids(), "the end of the question brought the route back")
 		require.Zero(t, w.cache.Stats().Quiesced)
+	})
+}
+
+// The sandbox may be about to sleep because it was idle. A request that comes now tells the leader in time.
+func TestRequestAfterACloseAsksAtOnce(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined(route("one", "10.0.0.1"))
+		p.send(2, closing("one"))
+		require.EqualValues(t, 2, p.ack())
+		one := sandboxid.MustKey("one")
+		answers := make(chan routecache.Answer, 1)
+		ask := func(how func(context.Context, sandboxid.Key) (routecache.Answer, error)) *controlv1.Resolve {
+			go func() {
+				if a, err := how(w.t.Context(), one); err == nil {
+					answers <- a
+				}
+			}()
+			return p.next().GetResolve()
+		}
+		require.False(t, ask(w.cache.Lookup).GetWake())
+		terms := route("one", "10.0.0.1")
+		terms.Access, terms.AccessSecret = controlv1.Access_ACCESS_TOKEN, make([]byte, 32)
+		p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{
+			SandboxId: "one", Answer: &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Route: terms, Wakeable: true}},
+		}}})
+		a := <-answers
+		require.Equal(t, routecache.Asleep, a.Status)
+		require.Equal(t, routecache.Token, a.Route.Terms.Access)
+		require.Equal(t, []bool{true, false}, []bool{a.Wakeable, a.Busy})
+
+		wake := ask(w.cache.Wake)
+		require.True(t, wake.GetWake())
+		require.Equal(t, "one", wake.GetSandboxId())
+		p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{
+			SandboxId: "one", Answer: &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Route: terms, Busy: true}},
+		}}})
+		a = <-answers
+		require.Equal(t, []bool{false, true}, []bool{a.Wakeable, a.Busy})
+		require.Empty(t, w.ids())
+	})
+}
+
+func TestSleeperWithAnInvalidRouteEndsTheStream(t *testing.T) {
+	run(t, []string{"a"}, func(w *world) {
+		w.serve("a", nil)
+		p := w.joined()
+		p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{
+			SandboxId: "one", Answer: &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Wakeable: true}},
+		}}})
+		<-p.Context().Done()
+		w.joined()
 	})
 }
