@@ -131,7 +131,8 @@ func (l *loop) carryOut(at core.Instant, ev core.Event, effects []core.Effect) {
 	}
 	releasing := false
 	for _, e := range effects {
-		if _, is := e.(core.SendRelease); is {
+		switch e.(type) {
+		case core.SendRelease, core.SendClose:
 			releasing = true
 		}
 		l.do(e)

@@ -231,7 +231,7 @@ func sandboxes(t *testing.T, listed ...netip.AddrPort) extproc.Sandboxes {
 		hosts[look.Host{AddrPort: at}] = 1
 	}
 	all, err := admission.New(admission.Options{
-		Routes: routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }},
+		Routes: routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string, bool) bool { return false }},
 		Uses: lastactive.Options{
 			Now: bootclock.Now, ConnectWindow: envoy.ConnectWindow,
 			Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "this", Hosts: hosts}, nil },

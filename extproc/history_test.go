@@ -102,7 +102,7 @@ func (e expecting) Admit(id sandboxid.Key, route routecache.Route, port uint16, 
 func newSandboxes() *admission.Sandboxes {
 	started := time.Now()
 	sandboxes, err := admission.New(admission.Options{
-		Routes: routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }},
+		Routes: routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string, bool) bool { return false }},
 		Uses: lastactive.Options{
 			ConnectWindow: envoy.ConnectWindow, Now: func() time.Duration { return time.Hour + time.Since(started) },
 			Look: func(context.Context) (look.Look, error) { return look.Look{}, errors.New("there is no Envoy") },

@@ -71,7 +71,7 @@ func limitedServer(tb testing.TB, limit rate.Limit, change func(o *Options)) (*S
 	tb.Helper()
 	hosts := map[look.Host]int{{AddrPort: netip.AddrPortFrom(podRoute.Addr, 9000)}: 1}
 	sandboxes, err := admission.New(admission.Options{
-		Routes: routecache.Options{Now: bootclock.Now, Ask: func(string) bool { return false }},
+		Routes: routecache.Options{Now: bootclock.Now, Ask: func(string, bool) bool { return false }},
 		Uses: lastactive.Options{
 			ConnectWindow: envoy.ConnectWindow, Now: bootclock.Now, Rate: limit,
 			Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "this", Hosts: hosts}, nil },

@@ -126,7 +126,7 @@ func TestRequestIsHeldUntilTheRouterHasJoined(t *testing.T) {
 				var err error
 				w.Cache, err = routecache.New(routecache.Options{
 					Now: func() time.Duration { return time.Hour + time.Since(began) },
-					Ask: func(string) bool {
+					Ask: func(string, bool) bool {
 						if w.connected {
 							w.asked <- struct{}{}
 						}

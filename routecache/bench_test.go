@@ -30,7 +30,7 @@ func benchNames(n int) []string {
 // filled returns a fresh cache with a route for each ID.
 func filled(tb testing.TB, now func() time.Duration, ids []string) *routecache.Cache {
 	tb.Helper()
-	c, err := routecache.New(routecache.Options{Now: now, Ask: func(string) bool { return false }})
+	c, err := routecache.New(routecache.Options{Now: now, Ask: func(string, bool) bool { return false }})
 	require.NoError(tb, err)
 	c.SetFreshUntil(1<<63 - 1)
 	for _, id := range ids {
@@ -200,7 +200,7 @@ func heap() uint64 {
 
 // A hit while the allocator's stream writes: all calls share one lock.
 func BenchmarkHitUnderPushes(b *testing.B) {
-	c, err := routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }})
+	c, err := routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string, bool) bool { return false }})
 	require.NoError(b, err)
 	c.SetFreshUntil(time.Hour)
 	c.Put("a", routeA)

@@ -17,7 +17,7 @@ type Options struct {
 	// Size is the maximum number of routes, 1 or more. The least recently used route is
 	// evicted first. Default 100,000.
 	Size int
-	// NegativeTTL is how long an Unknown or Starting answer is kept. A pushed route
+	// NegativeTTL is how long an Unknown, Starting or Asleep answer is kept. A pushed route
 	// removes it earlier. Default 1 s.
 	NegativeTTL time.Duration
 	// MaxQuestions bounds the IDs being asked about at one time. Default 10,000.
@@ -26,15 +26,15 @@ type Options struct {
 	// Required.
 	Now func() time.Duration
 	// Ask sends the question about an ID to the allocator and reports whether it was
-	// sent. The answer arrives through Resolve. Ask is called without a lock and must
-	// not block. Required.
-	Ask func(id string) bool
+	// sent. wake: the sandbox is to be woken if it is asleep. The answer arrives through
+	// Resolve. Ask is called without a lock and must not block. Required.
+	Ask func(id string, wake bool) bool
 }
 
 // Cache holds routes. See the package comment for its guarantees.
 type Cache struct {
 	now          func() time.Duration
-	ask          func(string) bool
+	ask          func(id string, wake bool) bool
 	negativeTTL  time.Duration
 	maxQuestions int
 
@@ -54,25 +54,27 @@ type Cache struct {
 	stats Stats
 }
 
-// question is one open question about an ID, shared by all Lookups of that ID.
+// question is one open question about an ID, shared by all Lookups of that ID, and by all Wakes if wake is set.
 type question struct {
+	wake   bool
 	done   chan struct{} // closed after answer and err are set
 	answer Answer
 	err    error
 }
 
-// negative is an answer other than a route, and the moment at which it expires.
+// negative is an answer other than a route, and the moment at which it expires. woken: it answered a question with wake.
 type negative struct {
 	answer Answer
 	until  time.Duration
+	woken  bool
 }
 
 // Stats counts since the start.
 type Stats struct {
-	// Hits are Finds that returned a route, and Lookups answered by a negative entry, a tombstone or a
+	// Hits are Finds that returned a route, and Lookups and Wakes answered by a negative entry, a tombstone or a
 	// quiesced ID. A Lookup answered by a route does not count, because a Find of the same request did.
 	Hits uint64
-	// Misses are Lookups that needed the allocator.
+	// Misses are Lookups and Wakes that needed the allocator.
 	Misses uint64
 	// Questions are questions opened: the misses less those that shared a question.
 	Questions uint64
@@ -131,15 +133,23 @@ func (c *Cache) Lookup(ctx context.Context, id sandboxid.Key) (Answer, error) {
 		c.mu.Unlock()
 		return Answer{Status: Routable, Route: *r}, nil
 	}
-	return c.lookupOrAsk(ctx, id)
+	return c.lookupOrAsk(ctx, id, false)
 }
 
-// lookupOrAsk is the slow path of Lookup. The caller holds c.mu; lookupOrAsk returns
+// Wake is a Lookup for a request that may reach the sandbox when it is awake, and that waits for that. The allocator is
+// asked to wake a sandbox that is asleep, once for all callers. The answer may still be Asleep, as may be that of every
+// Lookup until the sandbox is awake. See Await.
+func (c *Cache) Wake(ctx context.Context, id sandboxid.Key) (Answer, error) {
+	c.mu.Lock()
+	return c.lookupOrAsk(ctx, id, true)
+}
+
+// lookupOrAsk is Wake, and the slow path of Lookup. The caller holds c.mu; lookupOrAsk returns
 // with c.mu released.
-func (c *Cache) lookupOrAsk(ctx context.Context, id sandboxid.Key) (Answer, error) {
+func (c *Cache) lookupOrAsk(ctx context.Context, id sandboxid.Key, wake bool) (Answer, error) {
 	var waited *question // the latest question this call waited for
 	for {
-		a, known, err := c.lookup(id)
+		a, known, err := c.lookup(id, wake)
 		if waited == nil {
 			switch {
 			case !known && err == nil:
@@ -152,16 +162,16 @@ func (c *Cache) lookupOrAsk(ctx context.Context, id sandboxid.Key) (Answer, erro
 			c.mu.Unlock()
 			return a, err
 		}
-		if waited != nil && waited.answer.Status != Routable {
+		if waited != nil && waited.answer.Status != Routable && (waited.answer.Status != Asleep || waited.wake || !wake) {
 			c.mu.Unlock()
 			return waited.answer, nil // its negative entry or tombstone is gone already
 		}
-		q, opened, err := c.questionFor(id)
+		q, opened, err := c.questionFor(id, wake)
 		c.mu.Unlock()
 		if err != nil {
 			return Answer{}, err
 		}
-		if opened && !c.ask(id.String()) {
+		if opened && !c.ask(id.String(), wake) {
 			c.mu.Lock()
 			// After a reconnect another call may own the question about this ID.
 			if c.questions[id] == q {
@@ -189,8 +199,8 @@ func (c *Cache) lookupOrAsk(ctx context.Context, id sandboxid.Key) (Answer, erro
 func (c *Cache) Known(id sandboxid.Key) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	a, known, _ := c.lookup(id)
-	return known && a.Status != Starting && a.Status != Quiesced
+	a, known, _ := c.lookup(id, false)
+	return known && a.Status != Starting && a.Status != Quiesced && a.Status != Asleep
 }
 
 // Holds reports whether a Lookup of id would be answered with r now, without asking the
@@ -211,14 +221,14 @@ func (c *Cache) Holds(id sandboxid.Key, r Route) bool {
 
 // questionFor returns the open question about id, and opens one if there is none. The
 // caller that opened it must ask the allocator. c.mu is held.
-func (c *Cache) questionFor(id sandboxid.Key) (q *question, opened bool, err error) {
+func (c *Cache) questionFor(id sandboxid.Key, wake bool) (q *question, opened bool, err error) {
 	if q, ok := c.questions[id]; ok {
 		return q, false, nil
 	}
 	if len(c.questions) >= c.maxQuestions {
 		return nil, false, ErrTooManyQuestions
 	}
-	q = &question{done: make(chan struct{})}
+	q = &question{wake: wake, done: make(chan struct{})}
 	c.questions[id] = q
 	c.stats.Questions++
 	return q, true, nil
@@ -236,8 +246,9 @@ func (c *Cache) servable(id sandboxid.Key, now time.Duration) *Route {
 	return r
 }
 
-// lookup answers from the cache alone. c.mu is held.
-func (c *Cache) lookup(id sandboxid.Key) (a Answer, known bool, err error) {
+// lookup answers from the cache alone. wake: that the sandbox is asleep is no answer, unless the allocator said so when
+// it was asked to wake it. c.mu is held.
+func (c *Cache) lookup(id sandboxid.Key, wake bool) (a Answer, known bool, err error) {
 	// A tombstone is final, so it needs no freshness.
 	if end, ok := c.tombstones.Get(id); ok {
 		return Answer{Status: Gone, End: end}, true, nil
@@ -253,10 +264,12 @@ func (c *Cache) lookup(id sandboxid.Key) (a Answer, known bool, err error) {
 		return Answer{Status: Routable, Route: *r}, true, nil
 	}
 	if n, ok := c.negative.Peek(id); ok {
-		if now < n.until {
+		switch {
+		case now >= n.until:
+			c.negative.Remove(id)
+		case !wake || n.woken || n.answer.Status != Asleep:
 			return n.answer, true, nil
 		}
-		c.negative.Remove(id)
 	}
 	return Answer{}, false, nil
 }
@@ -301,6 +314,19 @@ func (c *Cache) Resolve(id string, a Answer) (gone bool) {
 	defer c.mu.Unlock()
 	c.set(key, a)
 	return c.tombstones.Contains(key)
+}
+
+// Close forgets the route of id, which may get one again. The next Lookup asks the allocator. A question that is open
+// stays open: its answer is yet to come.
+func (c *Cache) Close(id string) {
+	key, ok := sandboxid.KeyOf(id)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ok {
+		c.routes.Remove(key)
+		c.negative.Remove(key)
+		c.wake(key)
+	}
 }
 
 // Release forgets the route of id for good.
@@ -393,9 +419,10 @@ func (c *Cache) set(id sandboxid.Key, a Answer) {
 		c.routes.Remove(id)
 		delete(c.quiesced, id)
 		c.tombstones.Add(id, a.End)
-	case Unknown, Starting:
+	case Unknown, Starting, Asleep:
 		c.routes.Remove(id)
-		c.negative.Add(id, negative{a, c.now() + c.negativeTTL})
+		q := c.questions[id]
+		c.negative.Add(id, negative{a, c.now() + c.negativeTTL, q != nil && q.wake})
 	}
 	if a.Status != Starting {
 		c.wake(id)

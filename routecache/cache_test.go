@@ -40,13 +40,17 @@ type world struct {
 func newWorld(t *testing.T, o routecache.Options) *world {
 	w := &world{t: t}
 	o.Now = func() time.Duration { w.mu.Lock(); defer w.mu.Unlock(); return w.now }
-	o.Ask = func(id string) bool {
+	o.Ask = func(id string, wake bool) bool {
 		w.mu.Lock()
 		if w.deaf {
 			w.mu.Unlock()
 			return false
 		}
-		w.asked = append(w.asked, id)
+		if wake {
+			w.asked = append(w.asked, "wake "+id)
+		} else {
+			w.asked = append(w.asked, id)
+		}
 		f := w.onAsk
 		w.mu.Unlock()
 		if f != nil {
@@ -270,7 +274,7 @@ func TestOnlyTombstonesAreServedWhenStale(t *testing.T) {
 }
 
 func TestNewCacheIsNotFresh(t *testing.T) {
-	c, err := routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return true }})
+	c, err := routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string, bool) bool { return true }})
 	require.NoError(t, err)
 	require.False(t, c.Fresh())
 	_, err = c.Lookup(t.Context(), key("a"))
@@ -402,7 +406,7 @@ func TestInvalidOptionsAreNamed(t *testing.T) {
 	_, err := routecache.New(routecache.Options{})
 	require.ErrorContains(t, err, "Options.Now and Ask")
 	_, err = routecache.New(routecache.Options{
-		Size: -1, Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false },
+		Size: -1, Now: func() time.Duration { return 0 }, Ask: func(string, bool) bool { return false },
 	})
 	require.ErrorContains(t, err, "Options.Size")
 }
@@ -424,6 +428,8 @@ func TestAwaitReturnsWhenTheStatusChanges(t *testing.T) {
 		"it is unknown":         {func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Unknown}) }, true},
 		"it is quiesced":        {func(w *world) { w.Quiesce("a") }, true},
 		"a snapshot":            {func(w *world) { w.Replace(nil) }, true},
+		"it is asleep":          {func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Asleep}) }, true},
+		"it is closed":          {func(w *world) { w.Close("a") }, true},
 		"it is still starting":  {func(w *world) { w.Resolve("a", starting) }, false},
 		"another one runs":      {func(w *world) { w.Put("b", routeB) }, false},
 		"the stream has broken": {func(w *world) { w.Disconnected() }, false},
@@ -462,6 +468,9 @@ func TestAwaitNoticesEarlierChanges(t *testing.T) {
 		"it runs":       func(w *world) { w.Put("a", routeA) },
 		"it is gone":    func(w *world) { w.Release("a", routecache.End{}) },
 		"it is unknown": func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Unknown}) },
+		"it is asleep":  func(w *world) { w.Resolve("a", routecache.Answer{Status: routecache.Asleep}) },
+		"it is closed":  func(w *world) { w.Close("a") },
+		"a snapshot":    func(w *world) { w.Replace(nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, routecache.Options{})

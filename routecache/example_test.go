@@ -15,7 +15,7 @@ func example(answer func(c *routecache.Cache, id string)) *routecache.Cache {
 	var c *routecache.Cache
 	c, err := routecache.New(routecache.Options{
 		Now: func() time.Duration { return 0 },
-		Ask: func(id string) bool {
+		Ask: func(id string, _ bool) bool {
 			if answer == nil {
 				return false // no connection
 			}
@@ -131,7 +131,7 @@ func ExampleCache_Quiesce() {
 
 func ExampleCache_SetFreshUntil() {
 	now := time.Duration(0)
-	c, _ := routecache.New(routecache.Options{Now: func() time.Duration { return now }, Ask: func(string) bool { return true }})
+	c, _ := routecache.New(routecache.Options{Now: func() time.Duration { return now }, Ask: func(string, bool) bool { return true }})
 	c.Put("k3x9", pod)
 	c.SetFreshUntil(time.Minute)
 	_, err := c.Lookup(context.Background(), key("k3x9"))
@@ -145,7 +145,7 @@ func ExampleCache_SetFreshUntil() {
 }
 
 func ExampleCache_Fresh() {
-	c, _ := routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return true }})
+	c, _ := routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string, bool) bool { return true }})
 	fmt.Println(c.Fresh())
 	// Output: false
 }

@@ -22,19 +22,27 @@ type model struct {
 	gone       map[string]bool
 	ends       map[string]routecache.End // of those that are gone
 	quiesced   map[string]bool
-	waiting    map[string][]<-chan result // for the answer about an ID
+	waiting    map[string][]waiting // for the answer about an ID
+	waking     map[string]bool      // the open question about an ID is to wake it
 	deaf       bool
 }
 
+// waiting is a Lookup that waits, or a Wake.
+type waiting struct {
+	done <-chan result
+	wake bool
+}
+
 type negative struct {
-	status routecache.Status
+	answer routecache.Answer
 	until  time.Duration
+	woken  bool
 }
 
 const modelTTL = 2 * time.Second
 
-// peek returns the answer of a lookup that needs no question.
-func (m *model) peek(id string) (a routecache.Answer, known bool, err error) {
+// peek returns the answer of a Lookup that needs no question, or of a Wake.
+func (m *model) peek(id string, wake bool) (a routecache.Answer, known bool, err error) {
 	if m.gone[id] {
 		return routecache.Answer{Status: routecache.Gone, End: m.ends[id]}, true, nil
 	}
@@ -47,8 +55,8 @@ func (m *model) peek(id string) (a routecache.Answer, known bool, err error) {
 	if r, ok := m.routes[id]; ok {
 		return routable(r), true, nil
 	}
-	if n, ok := m.negative[id]; ok && m.now < n.until {
-		return routecache.Answer{Status: n.status}, true, nil
+	if n, ok := m.negative[id]; ok && m.now < n.until && (!wake || n.woken || n.answer.Status != routecache.Asleep) {
+		return n.answer, true, nil
 	}
 	return a, false, nil
 }
@@ -67,7 +75,7 @@ func (m *model) set(id string, a routecache.Answer) {
 		m.gone[id], m.ends[id] = true, a.End
 	default:
 		delete(m.routes, id)
-		m.negative[id] = negative{a.Status, m.now + modelTTL}
+		m.negative[id] = negative{a, m.now + modelTTL, m.waking[id]}
 	}
 }
 
@@ -91,15 +99,18 @@ func TestCacheBehavesAsTheModel(t *testing.T) {
 func runModel(rt *rapid.T, t *testing.T) {
 	m := &model{
 		routes: map[string]routecache.Route{}, negative: map[string]negative{},
-		gone: map[string]bool{}, ends: map[string]routecache.End{}, quiesced: map[string]bool{}, waiting: map[string][]<-chan result{},
+		gone: map[string]bool{}, ends: map[string]routecache.End{}, quiesced: map[string]bool{}, waiting: map[string][]waiting{}, waking: map[string]bool{},
 	}
 	var asked []string
 	c, err := routecache.New(routecache.Options{
 		NegativeTTL: modelTTL,
 		Now:         func() time.Duration { return m.now },
-		Ask: func(id string) bool {
+		Ask: func(id string, wake bool) bool {
 			if m.deaf {
 				return false
+			}
+			if wake {
+				id = "wake " + id
 			}
 			asked = append(asked, id)
 			return true
@@ -114,16 +125,64 @@ func runModel(rt *rapid.T, t *testing.T) {
 	routes := rapid.Custom(func(rt *rapid.T) routecache.Route {
 		return routecache.Route{Addr: netip.AddrFrom4([4]byte{10, 0, 0, rapid.Byte().Draw(rt, "octet")}), DefaultPort: 80, Ports: routecache.NewPorts(rapid.SampledFrom([][]uint16{nil, {80}, {80, 443}}).Draw(rt, "ports"))}
 	})
-	// arrives applies one message about one ID. Waiting lookups of that ID get the new state.
+	// arrives applies one message about one ID. Waiting lookups of that ID get the new state. A Wake that waited for the
+	// answer to a Lookup asks for itself if the sandbox is asleep.
 	arrives := func(id string, a routecache.Answer) {
 		m.set(id, a)
 		waiting := m.waiting[id]
 		delete(m.waiting, id)
-		for _, done := range waiting {
-			synctest.Wait()
-			want, _, err := m.peek(id)
-			require.Equal(rt, result{want, err}, <-done)
+		delete(m.waking, id)
+		synctest.Wait()
+		for _, w := range waiting {
+			want, known, err := m.peek(id, w.wake)
+			switch {
+			case !known && err == nil && m.deaf:
+				err = routecache.ErrDisconnected
+			case !known && err == nil:
+				require.Equal(rt, routecache.Asleep, a.Status)
+				require.Empty(rt, w.done)
+				require.Equal(rt, "wake "+id, asked[len(asked)-1])
+				m.waiting[id] = append(m.waiting[id], w)
+				m.waking[id] = true
+				continue
+			}
+			require.Equal(rt, result{want, err}, <-w.done)
 			left--
+		}
+	}
+	// asks looks an ID up, or wakes it.
+	asks := func(rt *rapid.T, wake bool) {
+		id := ids.Draw(rt, "id")
+		want, known, wantErr := m.peek(id, wake)
+		open := len(m.waiting[id]) > 0
+		before := len(asked)
+		done := make(chan result, 1)
+		ask, question := c.Lookup, id
+		if wake {
+			ask, question = c.Wake, "wake "+id
+		}
+		go func() {
+			a, err := ask(ctx, key(id))
+			done <- result{a, err}
+		}()
+		synctest.Wait()
+		switch {
+		case known || wantErr != nil:
+			require.Equal(rt, result{want, wantErr}, <-done)
+			require.Len(rt, asked, before)
+		case open:
+			require.Empty(rt, done)
+			require.Len(rt, asked, before, "a second question about one ID")
+			m.waiting[id] = append(m.waiting[id], waiting{done, wake})
+			left++
+		case m.deaf:
+			require.ErrorIs(rt, (<-done).err, routecache.ErrDisconnected)
+		default:
+			require.Empty(rt, done)
+			require.Equal(rt, []string{question}, asked[before:])
+			m.waiting[id] = append(m.waiting[id], waiting{done, wake})
+			m.waking[id] = wake
+			left++
 		}
 	}
 	actions := map[string]func(*rapid.T){
@@ -134,9 +193,13 @@ func runModel(rt *rapid.T, t *testing.T) {
 		},
 		"resolve": func(rt *rapid.T) {
 			id := ids.Draw(rt, "id")
-			a := routecache.Answer{Status: rapid.SampledFrom([]routecache.Status{routecache.Unknown, routecache.Routable, routecache.Gone, routecache.Starting}).Draw(rt, "status")}
-			if a.Status == routecache.Routable {
+			a := routecache.Answer{Status: rapid.SampledFrom([]routecache.Status{routecache.Unknown, routecache.Routable, routecache.Gone, routecache.Starting, routecache.Asleep}).Draw(rt, "status")}
+			switch a.Status {
+			case routecache.Routable:
 				a.Route = routes.Draw(rt, "route")
+			case routecache.Asleep:
+				a.Route, a.Busy = routes.Draw(rt, "route"), rapid.Bool().Draw(rt, "busy")
+			default:
 			}
 			c.Resolve(id, a)
 			arrives(id, a)
@@ -146,6 +209,12 @@ func runModel(rt *rapid.T, t *testing.T) {
 			end := rapid.SampledFrom([]routecache.End{{}, {Reason: "Idle", AtUnix: 1}, {Reason: "Killed", AtUnix: 2}}).Draw(rt, "end")
 			c.Release(id, end)
 			arrives(id, routecache.Answer{Status: routecache.Gone, End: end})
+		},
+		"close": func(rt *rapid.T) {
+			id := ids.Draw(rt, "id")
+			c.Close(id)
+			delete(m.routes, id)
+			delete(m.negative, id)
 		},
 		"replace": func(rt *rapid.T) {
 			snapshot := rapid.MapOf(ids, routes).Draw(rt, "snapshot")
@@ -169,11 +238,12 @@ func runModel(rt *rapid.T, t *testing.T) {
 		"disconnected": func(rt *rapid.T) {
 			c.Disconnected()
 			for id, waiting := range m.waiting {
-				for _, done := range waiting {
-					require.ErrorIs(rt, (<-done).err, routecache.ErrDisconnected)
+				for _, w := range waiting {
+					require.ErrorIs(rt, (<-w.done).err, routecache.ErrDisconnected)
 					left--
 				}
 				delete(m.waiting, id)
+				delete(m.waking, id)
 			}
 		},
 		"fresh": func(rt *rapid.T) {
@@ -181,38 +251,11 @@ func runModel(rt *rapid.T, t *testing.T) {
 			c.SetFreshUntil(until)
 			m.fresh = max(m.fresh, until)
 		},
-		"pass":  func(rt *rapid.T) { m.now += time.Duration(rapid.Int64Range(0, 4).Draw(rt, "seconds")) * time.Second },
-		"deaf":  func(rt *rapid.T) { m.deaf = rapid.Bool().Draw(rt, "deaf") },
-		"clear": func(*rapid.T) { asked = nil },
-		"lookup": func(rt *rapid.T) {
-			id := ids.Draw(rt, "id")
-			want, known, wantErr := m.peek(id)
-			open := len(m.waiting[id]) > 0
-			before := len(asked)
-			done := make(chan result, 1)
-			go func() {
-				a, err := c.Lookup(ctx, key(id))
-				done <- result{a, err}
-			}()
-			synctest.Wait()
-			switch {
-			case known || wantErr != nil:
-				require.Equal(rt, result{want, wantErr}, <-done)
-				require.Len(rt, asked, before)
-			case open:
-				require.Empty(rt, done)
-				require.Len(rt, asked, before, "a second question about one ID")
-				m.waiting[id] = append(m.waiting[id], done)
-				left++
-			case m.deaf:
-				require.ErrorIs(rt, (<-done).err, routecache.ErrDisconnected)
-			default:
-				require.Empty(rt, done)
-				require.Len(rt, asked, before+1)
-				m.waiting[id] = append(m.waiting[id], done)
-				left++
-			}
-		},
+		"pass":   func(rt *rapid.T) { m.now += time.Duration(rapid.Int64Range(0, 4).Draw(rt, "seconds")) * time.Second },
+		"deaf":   func(rt *rapid.T) { m.deaf = rapid.Bool().Draw(rt, "deaf") },
+		"clear":  func(*rapid.T) { asked = nil },
+		"lookup": func(rt *rapid.T) { asks(rt, false) },
+		"wake":   func(rt *rapid.T) { asks(rt, true) },
 		"": func(rt *rapid.T) {
 			held := map[string]routecache.Route{}
 			for _, e := range c.Dump() {
@@ -233,8 +276,8 @@ func runModel(rt *rapid.T, t *testing.T) {
 
 	cancel()
 	for _, waiting := range m.waiting {
-		for _, done := range waiting {
-			if r := <-done; !errors.Is(r.err, context.Canceled) {
+		for _, w := range waiting {
+			if r := <-w.done; !errors.Is(r.err, context.Canceled) {
 				rt.Fatalf("a caller that gave up got %v", r)
 			}
 			left--

@@ -150,7 +150,7 @@ func TestFailedQuestionDoesNotFailItsSuccessor(t *testing.T) {
 		var second <-chan result
 		asked := 0
 		o := routecache.Options{Now: func() time.Duration { return 0 }}
-		o.Ask = func(string) bool {
+		o.Ask = func(string, bool) bool {
 			if asked++; asked > 1 {
 				return true
 			}

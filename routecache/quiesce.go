@@ -55,9 +55,9 @@ func (c *Cache) isQuiesced(id sandboxid.Key) bool {
 }
 
 // Await waits until a Lookup of id may be answered with another status than answered,
-// which is Starting or Quiesced. It returns when the sandbox runs, is quiesced, resumed
-// or gone, or when Replace was called. It returns ctx's cause if ctx ends first. The
-// caller then looks the ID up again, and may get the same status.
+// which is Starting, Asleep or Quiesced. It returns when the sandbox runs, is closed,
+// asleep, quiesced, resumed or gone, or when Replace was called. It returns ctx's cause
+// if ctx ends first. The caller then looks the ID up again, and may get the same status.
 func (c *Cache) Await(ctx context.Context, id sandboxid.Key, answered Status) error {
 	c.mu.Lock()
 	if c.changedSince(id, answered) {
@@ -93,7 +93,7 @@ func (c *Cache) changedSince(id sandboxid.Key, answered Status) bool {
 		return true
 	}
 	n, ok := c.negative.Peek(id)
-	return answered == Starting && (c.routes.Contains(id) || ok && n.answer.Status != Starting)
+	return answered != Quiesced && (!ok || n.answer.Status != answered) // Put, Close and Replace have removed the entry
 }
 
 // wake lets callers of Await return that wait for id. c.mu is held.

@@ -75,10 +75,12 @@ const (
 	// Quiesced: requests for the sandbox must be held, because the allocator may release
 	// it for being idle. See Quiesce.
 	Quiesced
+	// Asleep: the sandbox exists, and its processes are stopped, or about to be. See Wake.
+	Asleep
 )
 
 func (s Status) String() string {
-	if names := [...]string{"unknown", "routable", "gone", "starting", "quiesced"}; s >= 0 && int(s) < len(names) {
+	if names := [...]string{"unknown", "routable", "gone", "starting", "quiesced", "asleep"}; s >= 0 && int(s) < len(names) {
 		return names[s]
 	}
 	return fmt.Sprintf("Status(%d)", int(s))
@@ -87,8 +89,11 @@ func (s Status) String() string {
 // Answer is the result of a Lookup.
 type Answer struct {
 	Status Status
-	// Route is set when Status is Routable.
+	// Route is set when Status is Routable. When it is Asleep, it says which requests may reach the sandbox when it is
+	// awake. No request may be sent by it.
 	Route Route
+	// Wakeable and Busy may be set when Status is Asleep: Wake wakes the sandbox, but not if too many others are waking.
+	Wakeable, Busy bool
 	// Hold is set when Status is Starting: how long a request may wait for the sandbox.
 	// See Await.
 	Hold time.Duration

@@ -95,6 +95,7 @@ func TestRouterMessagesBecomeEventsInOrder(t *testing.T) {
 			ping(11),
 			{Message: &controlv1.RouterMessage_Ack{Ack: &controlv1.Ack{Sequence: 1}}},
 			{Message: &controlv1.RouterMessage_Resolve{Resolve: &controlv1.Resolve{SandboxId: "k3x9"}}},
+			{Message: &controlv1.RouterMessage_Resolve{Resolve: &controlv1.Resolve{SandboxId: "k3x9", Wake: true}}},
 			{Message: &controlv1.RouterMessage_Report{Report: &controlv1.Report{Activities: []*controlv1.Activity{
 				{SandboxId: "k3x9", AgeMillis: 1<<64 - 1, OpenRequests: 2, Kind: "bytes"}, {SandboxId: "x6", OpenRequests: 1, Kind: "later"}, {SandboxId: "x7", Kind: "No word"}, {SandboxId: "x8"},
 			}}}},
@@ -116,6 +117,7 @@ func TestRouterMessagesBecomeEventsInOrder(t *testing.T) {
 			core.SessionPing{Session: testRouter, Stream: n, Nonce: 11},
 			core.SessionAck{Session: testRouter, Stream: n, Sequence: 1},
 			core.Resolve{Session: testRouter, Stream: n, ID: "k3x9"},
+			core.Resolve{Session: testRouter, Stream: n, ID: "k3x9", Wake: true},
 			core.Report{Stream: n, Activities: []core.Activity{
 				{ID: "k3x9", Age: 100 * 365 * 24 * time.Hour, Open: 2, Kind: activity.Bytes}, {ID: "x6", Open: 1, Kind: "later"}, {ID: "x7", Kind: activity.Unknown}, {ID: "x8", Kind: activity.Unknown},
 			}},

@@ -2,6 +2,7 @@ package controlserver
 
 import (
 	"crypto/sha256"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -24,13 +25,19 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 			release.Ends = append(release.Ends, endOf(end))
 		}
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Release{Release: release}})
+	case core.SendClose:
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Resolved{
+			Resolved: &controlv1.Resolved{SandboxId: e.Sandbox.ID, Answer: s.asleep(&e.Sandbox, false)},
+		}})
 	case core.SendResolved:
 		r := &controlv1.Resolved{SandboxId: e.ID}
 		switch {
 		case e.Sandbox != nil:
 			r.Answer = &controlv1.Resolved_Route{Route: s.route(e.Sandbox)}
+		case e.Sleeper != nil:
+			r.Answer = s.asleep(e.Sleeper, e.Busy)
 		case e.Starting:
-			r.Answer = &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: uint32(e.Hold.Milliseconds())}}
+			r.Answer = starting(e.Hold)
 		case e.Gone:
 			r.Answer = &controlv1.Resolved_Gone{Gone: &controlv1.Gone{End: endOf(e.End)}}
 		default:
@@ -64,6 +71,10 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		return false
 	}
 	return true
+}
+
+func (s *Server) asleep(sleeper *core.Sandbox, busy bool) *controlv1.Resolved_Asleep {
+	return &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Route: s.route(sleeper), Wakeable: sleeper.Wakeable, Busy: busy}}
 }
 
 func (s *Server) snapshot(term uint64, e core.SendSnapshot) []*controlv1.AllocatorMessage {
@@ -130,6 +141,10 @@ func (s *Server) route(sb *core.Sandbox) *controlv1.Route {
 		r.AccessSecret = secret[:]
 	}
 	return r
+}
+
+func starting(hold time.Duration) *controlv1.Resolved_Starting {
+	return &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: uint32(hold.Milliseconds())}}
 }
 
 func endOf(e core.End) *controlv1.End {

@@ -27,6 +27,8 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 		k3x9.Ports = []uint16{8080, 49983}
 		idle := sandbox("idle")
 		idle.IdleTimeout, idle.MinBytes = 90*time.Second, 1024
+		wakeable := sandbox("wakeable")
+		wakeable.Wakeable = true
 		narrowed := sandbox("new")
 		narrowed.Ports = []uint16{65535}
 		for _, e := range []core.Effect{
@@ -40,6 +42,9 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			core.SendResolved{Stream: n, ID: "unknown"},
 			core.SendResolved{Stream: n, ID: "starting", Starting: true, Hold: 1500 * time.Millisecond},
 			core.SendResolved{Stream: n, ID: "idle", Sandbox: &idle},
+			core.SendClose{Stream: n, Sequence: 5, Sandbox: wakeable},
+			core.SendResolved{Stream: n, ID: "idle", Sleeper: &idle, Busy: true},
+			core.SendResolved{Stream: n, ID: "wakeable", Sleeper: &wakeable},
 			core.SendQuiesce{Stream: n, Number: 3, Questions: []core.Question{{ID: "k3x9"}, {ID: "idle", MinBytes: 2048}}},
 			core.SendProbe{Stream: n, ID: "k3x9", To: netip.MustParseAddrPort("10.0.0.1:9000"), Path: "/busy", Number: 5},
 			core.SendResume{Stream: n, IDs: []string{"idle"}},
@@ -63,6 +68,9 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "unknown", Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "starting", Answer: &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: 1500}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "idle", Answer: &controlv1.Resolved_Route{Route: &controlv1.Route{SandboxId: "idle", PodIp: "10.0.0.1", DefaultPort: 8080, MinBytesPerMinute: 1024}}}}},
+			{Term: 7, Sequence: 5, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "wakeable", Answer: &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Wakeable: true, Route: route("wakeable")}}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "idle", Answer: &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Busy: true, Route: &controlv1.Route{SandboxId: "idle", PodIp: "10.0.0.1", DefaultPort: 8080, MinBytesPerMinute: 1024}}}}}},
+			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "wakeable", Answer: &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Wakeable: true, Route: route("wakeable")}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: &controlv1.Quiesce{Number: 3, Questions: []*controlv1.Question{
 				{SandboxId: "k3x9"}, {SandboxId: "idle", MinBytesPerMinute: 2048},
 			}}}},

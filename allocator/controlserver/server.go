@@ -265,7 +265,7 @@ func (s *Server) submit(leader Leader, stream uint64, router string, gateway cor
 	case *controlv1.RouterMessage_Ack:
 		leader.Submit(core.SessionAck{Session: router, Stream: stream, Sequence: m.Ack.GetSequence()})
 	case *controlv1.RouterMessage_Resolve:
-		leader.Submit(core.Resolve{Session: router, Stream: stream, ID: m.Resolve.GetSandboxId()})
+		leader.Submit(core.Resolve{Session: router, Stream: stream, ID: m.Resolve.GetSandboxId(), Wake: m.Resolve.GetWake()})
 	case *controlv1.RouterMessage_Ping:
 		leader.Submit(core.SessionPing{Session: router, Stream: stream, Nonce: m.Ping.GetNonce()})
 	case *controlv1.RouterMessage_Goodbye:

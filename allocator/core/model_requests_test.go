@@ -54,6 +54,9 @@ func (w *world) request(r *router, id string) {
 	}
 	key := sandboxid.MustKey(id)
 	answer, err := r.cache.Lookup(over, key)
+	if err == nil && answer.Status == routecache.Asleep && answer.Wakeable {
+		_, _ = r.cache.Wake(over, key) // it asks, and does not wait
+	}
 	if err != nil || answer.Status != routecache.Routable {
 		return
 	}

@@ -102,11 +102,11 @@ func (w *world) addRouter(envoy int) *router {
 	r.cache, err = routecache.New(routecache.Options{
 		Size: size,
 		Now:  func() time.Duration { return r.clock(w.now.Boot) },
-		Ask: func(id string) bool {
+		Ask: func(id string, wake bool) bool {
 			if r.stream == 0 || !r.joined {
 				return false
 			}
-			r.out = append(r.out, Resolve{Session: r.id, Stream: r.stream, ID: id})
+			r.out = append(r.out, Resolve{Session: r.id, Stream: r.stream, ID: id, Wake: wake})
 			return true
 		},
 	})
@@ -434,12 +434,14 @@ func (w *world) toRouter(r *router) {
 		case e.Gone:
 			r.gone[e.ID] = true
 			answer.Status = routecache.Gone
+		case e.Sleeper != nil:
+			answer = r.asleep(e.Sleeper, e.Busy)
 		case e.Starting:
 			answer = routecache.Answer{Status: routecache.Starting, Hold: e.Hold}
 		}
 		r.cache.Resolve(e.ID, answer)
-	case SendClose: // a router of an earlier version takes this answer for one that it does not know
-		r.cache.Resolve(e.Sandbox.ID, routecache.Answer{Status: routecache.Unknown})
+	case SendClose:
+		r.cache.Resolve(e.Sandbox.ID, r.asleep(&e.Sandbox, false))
 		sequence = e.Sequence
 	case SendQuiesce:
 		w.quiesced(r, e)
@@ -455,6 +457,14 @@ func (w *world) toRouter(r *router) {
 	if sequence > 0 {
 		w.applies(r, sequence)
 	}
+}
+
+// asleep is the answer about a sandbox that sleeps. A router of an earlier version takes it for one that it does not know.
+func (r *router) asleep(s *Sandbox, busy bool) routecache.Answer {
+	if r.gateway == (Gateway{}) {
+		return routecache.Answer{Status: routecache.Unknown}
+	}
+	return routecache.Answer{Status: routecache.Asleep, Route: routeTo(*s), Wakeable: s.Wakeable, Busy: busy}
 }
 
 // applies: a router acknowledges a message when its Envoy has read every answer before it.

@@ -104,7 +104,7 @@ func (g *Guard) check(e core.Effect) (instead core.Effect, all []Violation) {
 		if s := g.sessions[g.streams[e.Stream].session]; s != nil && s.sent == e.Stream {
 			s.sequence, s.owed = e.Sequence, append(s.owed, message{e.Sequence, e.IDs})
 		}
-	case core.SendClose:
+	case core.SendClose: // an acknowledgement of it is one of the releases before it
 		if s := g.sessions[g.streams[e.Stream].session]; s != nil && s.sent == e.Stream {
 			s.sequence = e.Sequence
 		}

@@ -129,7 +129,7 @@ func (r *router) wireSandboxes(metrics prometheus.Registerer) error {
 	r.sandboxes, err = admission.New(admission.Options{
 		Routes: routecache.Options{
 			Size: r.flags.CacheSize, Now: bootclock.Now,
-			Ask: func(id string) bool { return r.client.Ask(id) },
+			Ask: func(id string, wake bool) bool { return r.client.Ask(id, wake) },
 		},
 		Uses: lastactive.Options{
 			ConnectWindow: envoy.ConnectWindow, Now: bootclock.Now, Rate: rate.PerSecond(r.flags.Requests), MaxOpen: r.flags.OpenRequests,

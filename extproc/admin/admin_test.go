@@ -39,7 +39,7 @@ type router struct {
 func newRouter(t require.TestingT) *router {
 	r := &router{}
 	var err error
-	r.cache, err = routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }})
+	r.cache, err = routecache.New(routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string, bool) bool { return false }})
 	require.NoError(t, err)
 	now, open, lookError := time.Minute, map[look.Host]int{}, error(nil)
 	tracker, err := lastactive.New(lastactive.Options{

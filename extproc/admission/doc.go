@@ -3,14 +3,15 @@
 //
 // # States of a sandbox
 //
-//	unknown    the router has no route of it. A request has the allocator asked (package routecache).
+//	unknown    the router has no route of it, or Close has taken it. A request has the allocator asked (package
+//	           routecache).
 //	routable   Put, Resolve or Replace has given its route. Admit admits requests.
 //	quiesced   Quiesce has been called. Admit admits nothing until Resume, Release or Replace.
 //	gone       Release has been called. This is final.
 //
 // From before the first moment at which a route can be found until after the last one, the sandbox has a record of its
-// use (package lastactive). The record outlives the route if the cache evicts the route, or if an answer to a question
-// has none.
+// use (package lastactive). The record outlives the route if the cache evicts the route, or if Close or an answer to a
+// question takes it.
 //
 // # One admission
 //
@@ -22,13 +23,14 @@
 //  3. It checks that the route is still that of the sandbox, is fresh, and is not quiesced.
 //  4. If that is not so, it takes back 2 and 1.
 //
-// A release or a question that comes before step 3 is seen there. One that comes later finds what steps 1 and 2 have
+// A release, a close or a question that comes before step 3 is seen there. One that comes later finds what steps 1 and 2 have
 // noted. The answer stays unread, and the sandbox in use, until Admission.Read.
 //
 // # Guarantees
 //
 //   - A release has taken effect when Barrier, called after Release, calls its function: Envoy has read every answer that
 //     names the sandbox, and none follows.
+//   - The same holds for Close, until the sandbox gets a route again.
 //   - After Quiesce has returned, Admit admits nothing for the sandbox until Resume, Release or Replace, and Uses knows of
 //     every request that was admitted before. A look that begins then finds the use or the unread answer.
 //   - A route that can be found belongs to a sandbox with a record of its use.

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"maps"
 	"net/netip"
 	"testing"
 	"time"
@@ -17,13 +18,17 @@ type model struct {
 	quiesced map[string]bool
 	gone     map[string]bool
 	over     map[string]bool // its release is acknowledged
+	closed   map[string]bool // it has had no route since
+	closes   map[string]int  // of each sandbox
+	acked    map[string]int  // how many of its closes are acknowledged
 	open     []opened        // in the order of their admission
 	admitted int
 }
 
 // opened is a request that is admitted and not read.
 type opened struct {
-	id string
+	id     string
+	closes int // before it
 	Admission
 }
 
@@ -46,11 +51,19 @@ func (m *model) message() {
 	if m.gone[id] && len(m.gone) > cacheSize {
 		return // the tombstone may be gone too, and the allocator sends no route after a release
 	}
-	switch m.draw(7, "message") {
+	switch m.draw(8, "message") {
 	case 0:
 		m.Put(id, m.route(id))
+		delete(m.closed, id)
 	case 1:
-		m.Resolve(id, routecache.Answer{Status: routecache.Status(m.draw(4, "status")), Route: m.route(id)})
+		status := routecache.Status(m.draw(5, "status"))
+		if status == routecache.Quiesced {
+			status = routecache.Asleep
+		}
+		if status == routecache.Routable {
+			delete(m.closed, id)
+		}
+		m.Resolve(id, routecache.Answer{Status: status, Route: m.route(id)})
 		if answer, err := m.Routes().Lookup(ended, key(id)); err == nil && answer.Status == routecache.Gone {
 			m.gone[id] = true
 			delete(m.quiesced, id)
@@ -69,14 +82,21 @@ func (m *model) message() {
 	case 5:
 		m.Replace(map[string]routecache.Route{id: m.route(id)})
 		clear(m.quiesced)
+		delete(m.closed, id)
 	case 6:
 		m.Uses().FinalReport(m.t.Context()) // a look
+	case 7:
+		m.Close(id)
+		m.closed[id] = true
+		m.closes[id]++
 	}
 	over := []string{}
 	for id := range m.gone {
 		over = append(over, id)
 	}
+	closes := maps.Clone(m.closes)
 	m.Barrier(func() {
+		m.acked = closes
 		for _, id := range over {
 			m.over[id] = true
 		}
@@ -96,8 +116,12 @@ func (m *model) request() {
 		}
 	}
 	meanwhile()
-	var quiesced, gone bool
-	m.before = func() { meanwhile(); quiesced, gone = m.quiesced[id], m.gone[id] }
+	var quiesced, gone, closed bool
+	var closes int
+	m.before = func() {
+		meanwhile()
+		quiesced, gone, closed, closes = m.quiesced[id], m.gone[id], m.closed[id], m.closes[id]
+	}
 	m.after = func() {
 		meanwhile()
 		if m.quiesced[id] && !quiesced && m.unread(id) < 1 {
@@ -106,17 +130,20 @@ func (m *model) request() {
 		if m.gone[id] && !gone && m.over[id] {
 			m.t.Fatalf("the release of %s is acknowledged while a request of it is being admitted", id)
 		}
+		if m.acked[id] > closes {
+			m.t.Fatalf("the close of %s is acknowledged while a request of it is being admitted", id)
+		}
 	}
 	a, why, _ := m.Admit(key(id), answer.Route, 9000, false)
 	m.before, m.after = func() {}, func() {}
 	if why != Admitted {
 		return
 	}
-	if quiesced || gone {
-		m.t.Fatalf("a request for %s is admitted; quiesced: %v, gone: %v", id, quiesced, gone)
+	if quiesced || gone || closed {
+		m.t.Fatalf("a request for %s is admitted; quiesced: %v, gone: %v, closed: %v", id, quiesced, gone, closed)
 	}
 	m.admitted++
-	m.open = append(m.open, opened{id, a})
+	m.open = append(m.open, opened{id, closes, a})
 }
 
 func (m *model) read() {
@@ -136,12 +163,15 @@ func (m *model) check() {
 		if m.over[a.id] {
 			m.t.Fatalf("the release of %s is acknowledged, and Envoy may still read an answer that names it", a.id)
 		}
+		if m.acked[a.id] > a.closes {
+			m.t.Fatalf("the close of %s is acknowledged, and Envoy may still read an earlier answer that names it", a.id)
+		}
 	}
 	for _, id := range ids {
 		_, found := m.found(id)
 		switch {
-		case found && (m.quiesced[id] || m.gone[id]):
-			m.t.Fatalf("a route of %s is found; quiesced: %v, gone: %v", id, m.quiesced[id], m.gone[id])
+		case found && (m.quiesced[id] || m.gone[id] || m.closed[id]):
+			m.t.Fatalf("a route of %s is found; quiesced: %v, gone: %v, closed: %v", id, m.quiesced[id], m.gone[id], m.closed[id])
 		case found && !m.recorded(id):
 			m.t.Fatalf("%s has a route and no record of its use", id)
 		}
@@ -151,11 +181,14 @@ func (m *model) check() {
 // recorded reports whether a sandbox has a record of its use.
 func (m *model) recorded(id string) bool { return m.unread(id) >= 0 }
 
-// Invariant: I2, I4
+// Invariant: I2, I4, P27
 func TestAdmissionsAreSafeInAnyOrderOfMessages(t *testing.T) {
 	admitted := 0
 	rapid.Check(t, func(t *rapid.T) {
-		m := &model{router: newRouter(t, cacheSize), t: t, quiesced: map[string]bool{}, gone: map[string]bool{}, over: map[string]bool{}}
+		m := &model{
+			router: newRouter(t, cacheSize), t: t, quiesced: map[string]bool{}, gone: map[string]bool{}, over: map[string]bool{},
+			closed: map[string]bool{}, closes: map[string]int{}, acked: map[string]int{},
+		}
 		t.Repeat(map[string]func(*rapid.T){
 			"message": func(*rapid.T) { m.message() },
 			"request": func(*rapid.T) { m.request() },

@@ -32,6 +32,7 @@ type routes interface {
 	Replace(routes map[string]routecache.Route)
 	Quiesce(id string) bool
 	Resume(id string)
+	Close(id string)
 	SetFreshUntil(at time.Duration)
 	Expire()
 	Connected()
@@ -53,6 +54,7 @@ type Routes interface {
 	Find(id sandboxid.Key) (route routecache.Route, ok bool)
 	Known(id sandboxid.Key) bool
 	Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answer, error)
+	Wake(ctx context.Context, id sandboxid.Key) (routecache.Answer, error)
 	Await(ctx context.Context, id sandboxid.Key, answered routecache.Status) error
 	AwaitJoined(ctx context.Context) error
 	Fresh() bool
@@ -158,6 +160,9 @@ func (s *Sandboxes) Resolve(id string, a routecache.Answer) {
 func (s *Sandboxes) Release(id string, end routecache.End) {
 	s.Resolve(id, routecache.Answer{Status: routecache.Gone, End: end})
 }
+
+// Close takes the route of a sandbox that may get one again. Admit admits nothing for it until then.
+func (s *Sandboxes) Close(id string) { s.routes.Close(id) }
 
 // Replace puts a snapshot into effect: these are all routes, and no sandbox is quiesced.
 func (s *Sandboxes) Replace(routes map[string]routecache.Route) {

@@ -36,7 +36,7 @@ func newLimitedRouter(t require.TestingT, size int, limit rate.Limit) *router {
 	r := &router{now: time.Hour, open: map[look.Host]int{}, before: func() {}, after: func() {}}
 	now := func() time.Duration { return r.now }
 	s, err := New(Options{
-		Routes: routecache.Options{Size: size, Now: now, Ask: func(string) bool { return true }},
+		Routes: routecache.Options{Size: size, Now: now, Ask: func(string, bool) bool { return true }},
 		Uses: lastactive.Options{
 			Now: now, ConnectWindow: 5 * time.Second, Rate: limit,
 			Look: func(context.Context) (look.Look, error) { return look.Look{Gateway: "this", Hosts: r.open}, nil },
@@ -338,6 +338,6 @@ func TestQuiesceAndQuestionMissNoUse(t *testing.T) {
 func TestOptionsOfBothPartsAreChecked(t *testing.T) {
 	_, err := New(Options{})
 	require.ErrorContains(t, err, "routecache.Options")
-	_, err = New(Options{Routes: routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string) bool { return false }}})
+	_, err = New(Options{Routes: routecache.Options{Now: func() time.Duration { return 0 }, Ask: func(string, bool) bool { return false }}})
 	require.ErrorContains(t, err, "lastactive.Options")
 }

@@ -40,7 +40,7 @@ func (s *stream) apply(ctx context.Context, m *controlv1.AllocatorMessage) error
 
 // dispatch calls the method for the kind of a message. It ignores unknown kinds.
 func (s *stream) dispatch(ctx context.Context, m *controlv1.AllocatorMessage) error {
-	c := s.client
+	c, sequence := s.client, m.GetSequence()
 	switch m := m.GetMessage().(type) {
 	case *controlv1.AllocatorMessage_Snapshot:
 		return s.applySnapshot(m.Snapshot)
@@ -63,7 +63,7 @@ func (s *stream) dispatch(ctx context.Context, m *controlv1.AllocatorMessage) er
 			c.o.Sandboxes.Resume(id)
 		}
 	case *controlv1.AllocatorMessage_Resolved:
-		return s.applyResolved(m.Resolved)
+		return s.applyResolved(m.Resolved, sequence != 0)
 	case *controlv1.AllocatorMessage_Keys:
 		return s.applyKeys(m.Keys)
 	case *controlv1.AllocatorMessage_Pong:
@@ -127,8 +127,8 @@ func (s *stream) applyRoute(m *controlv1.Route) error {
 }
 
 // applyResolved passes the answer to a question to the cache. An answer of an unknown kind
-// has no route, so it counts as Unknown.
-func (s *stream) applyResolved(m *controlv1.Resolved) error {
+// has no route, so it counts as Unknown. What has a sequence and starts is a close.
+func (s *stream) applyResolved(m *controlv1.Resolved, sequenced bool) error {
 	answer := routecache.Answer{Status: routecache.Unknown}
 	switch a := m.GetAnswer().(type) {
 	case *controlv1.Resolved_Route:
@@ -139,7 +139,17 @@ func (s *stream) applyResolved(m *controlv1.Resolved) error {
 		answer = routecache.Answer{Status: routecache.Routable, Route: route}
 	case *controlv1.Resolved_Gone:
 		answer.Status, answer.End = routecache.Gone, toEnd(a.Gone.GetEnd())
+	case *controlv1.Resolved_Asleep:
+		route, err := toRoute(a.Asleep.GetRoute())
+		if err != nil {
+			return err
+		}
+		answer = routecache.Answer{Status: routecache.Asleep, Route: route, Wakeable: a.Asleep.GetWakeable(), Busy: a.Asleep.GetBusy()}
 	case *controlv1.Resolved_Starting:
+		if sequenced {
+			s.client.o.Sandboxes.Close(m.GetSandboxId())
+			return nil
+		}
 		answer.Status = routecache.Starting
 		answer.Hold = time.Duration(a.Starting.GetHoldMillis()) * time.Millisecond
 	case *controlv1.Resolved_Unknown:

@@ -32,6 +32,7 @@ type Sandboxes interface {
 	// Quiesce reports false if there is no room for another sandbox.
 	Quiesce(id string) bool
 	Resume(id string)
+	Close(id string)
 	SetFreshUntil(at time.Duration)
 	Expire()
 	// Fresh reports whether routes may be served now.
@@ -274,14 +275,14 @@ func (c *Client) mustNotSayGoodbye(goodbyeCtx context.Context) bool {
 	return false
 }
 
-// Ask asks the allocator about an ID. It reports false if there is no session or its queue
-// is full.
-func (c *Client) Ask(id string) bool {
+// Ask asks the allocator about an ID, and to wake the sandbox if it is asleep and wake is set. It reports false
+// if there is no session or its queue is full.
+func (c *Client) Ask(id string, wake bool) bool {
 	c.mu.Lock()
 	s := c.current
 	c.mu.Unlock()
 	return s != nil && s.enqueue(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Resolve{
-		Resolve: &controlv1.Resolve{SandboxId: id},
+		Resolve: &controlv1.Resolve{SandboxId: id, Wake: wake},
 	}})
 }
 

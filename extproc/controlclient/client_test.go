@@ -266,7 +266,7 @@ func TestUnwritableStreamIsDropped(t *testing.T) {
 		p := w.joined()
 		began := w.now()
 		var asked int
-		for w.client.Ask(strings.Repeat("x", 57)) && asked < 100_000 {
+		for w.client.Ask(strings.Repeat("x", 57), false) && asked < 100_000 {
 			asked++
 			if asked%100 == 0 {
 				synctest.Wait()
@@ -300,7 +300,7 @@ func TestReconnectKeepsRoutesUntilNextSnapshot(t *testing.T) {
 
 func TestQuestionsAreAnsweredByTheAllocator(t *testing.T) {
 	run(t, []string{"a"}, func(w *world) {
-		require.False(t, w.client.Ask("early"), "asked without a session")
+		require.False(t, w.client.Ask("early", false), "asked without a session")
 		w.serve("a", nil)
 		p := w.joined()
 		for id, c := range map[string]struct {
@@ -344,7 +344,7 @@ func TestQuestionFailsWithItsStream(t *testing.T) {
 		p.end <- nil
 		require.ErrorIs(t, <-failed, routecache.ErrDisconnected)
 		require.False(t, w.client.Connected())
-		require.False(t, w.client.Ask("two"))
+		require.False(t, w.client.Ask("two", false))
 	})
 }
 
@@ -355,7 +355,7 @@ func TestWaitersAreWokenWhenTheLeaderCanBeAsked(t *testing.T) {
 		wait := func() {
 			go func() {
 				if w.cache.AwaitJoined(context.Background()) == nil {
-					asked <- w.client.Ask("one")
+					asked <- w.client.Ask("one", false)
 				}
 			}()
 			synctest.Wait()

@@ -196,7 +196,7 @@ func TestStopDoesNotWaitForASilentAllocator(t *testing.T) {
 		"not reading": func(w *world) {
 			w.serve("a", nil)
 			w.joined()
-			for w.client.Ask(strings.Repeat("x", 57)) {
+			for w.client.Ask(strings.Repeat("x", 57), false) {
 				synctest.Wait()
 			}
 		},

@@ -97,7 +97,7 @@ func runWith(t *testing.T, allocators []string, usesOf func(*world) controlclien
 			t: t, began: time.Now(), ended: make(chan error, 1),
 			servers: map[string]*bufconn.Listener{}, streams: make(chan *peer, 1000),
 		}
-		cache, err := routecache.New(routecache.Options{Now: w.now, Ask: func(id string) bool { return w.client.Ask(id) }})
+		cache, err := routecache.New(routecache.Options{Now: w.now, Ask: func(id string, wake bool) bool { return w.client.Ask(id, wake) }})
 		require.NoError(t, err)
 		w.admissions, w.dead = &admissions{}, &deadRouters{}
 		w.cache = &recorder{Cache: cache, admissions: w.admissions}

@@ -795,10 +795,14 @@ func (x *Ack) GetSequence() uint64 {
 	return 0
 }
 
-// Resolve asks for the route of one sandbox. The answer is one Resolved.
+// Resolve asks for the route of one sandbox. The answer is one Resolved, at once.
 type Resolve struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// A request waits for the sandbox that may reach it, by the terms of an earlier answer Asleep. The
+	// leader wakes a sandbox that is asleep or about to be, if requests may wake it, and sends each router
+	// its route when it is awake. A leader of an earlier version ignores the field.
+	Wake          bool `protobuf:"varint,2,opt,name=wake,proto3" json:"wake,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -838,6 +842,13 @@ func (x *Resolve) GetSandboxId() string {
 		return x.SandboxId
 	}
 	return ""
+}
+
+func (x *Resolve) GetWake() bool {
+	if x != nil {
+		return x.Wake
+	}
+	return false
 }
 
 // Ping asks for a Pong. The router may serve what it knows until the send time of its last
@@ -941,8 +952,9 @@ type AllocatorMessage struct {
 	// The leader's term. A router refuses a term that is lower than the highest one it has seen
 	// in the same journal.
 	Term uint64 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`
-	// The number of this Snapshot, Route or Release on the stream, from 1. 0 for messages that
-	// need no Ack.
+	// The number of this Snapshot, Route, Release or close (see Resolved) on the stream, from 1. 0 for
+	// messages that need no Ack. The Ack of a message of any kind means that the message is in effect,
+	// and that Envoy has read every answer that the router gave before.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// The ID of the leader's journal. In another journal terms count anew, and the snapshot at
 	// the begin of the stream replaces all routes. A router never returns to a journal that it
@@ -1672,6 +1684,12 @@ func (x *End) GetAtUnix() int64 {
 }
 
 // Resolved answers a Resolve.
+//
+// A Resolved with a sequence answers none. It is a close, and its answer is starting: the router must
+// forget the route of a sandbox that goes on to exist, and may get the route again later. It says
+// nothing about a Quiesce. Routers of every version forget the route and acknowledge a close, as they
+// do with a Release. A router of a version without Asleep takes the sandbox for one that starts, for a
+// second. Others ask at the next request.
 type Resolved struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -1681,6 +1699,7 @@ type Resolved struct {
 	//	*Resolved_Gone
 	//	*Resolved_Unknown
 	//	*Resolved_Starting
+	//	*Resolved_Asleep
 	Answer        isResolved_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1766,11 +1785,21 @@ func (x *Resolved) GetStarting() *Starting {
 	return nil
 }
 
+func (x *Resolved) GetAsleep() *Asleep {
+	if x != nil {
+		if x, ok := x.Answer.(*Resolved_Asleep); ok {
+			return x.Asleep
+		}
+	}
+	return nil
+}
+
 type isResolved_Answer interface {
 	isResolved_Answer()
 }
 
 type Resolved_Route struct {
+	// The sandbox runs.
 	Route *Route `protobuf:"bytes,2,opt,name=route,proto3,oneof"`
 }
 
@@ -1790,6 +1819,12 @@ type Resolved_Starting struct {
 	Starting *Starting `protobuf:"bytes,5,opt,name=starting,proto3,oneof"`
 }
 
+type Resolved_Asleep struct {
+	// The sandbox is asleep, is about to be, or is waking. A router that does not know this answer
+	// takes it for unknown.
+	Asleep *Asleep `protobuf:"bytes,6,opt,name=asleep,proto3,oneof"`
+}
+
 func (*Resolved_Route) isResolved_Answer() {}
 
 func (*Resolved_Gone) isResolved_Answer() {}
@@ -1797,6 +1832,8 @@ func (*Resolved_Gone) isResolved_Answer() {}
 func (*Resolved_Unknown) isResolved_Answer() {}
 
 func (*Resolved_Starting) isResolved_Answer() {}
+
+func (*Resolved_Asleep) isResolved_Answer() {}
 
 type Gone struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1923,6 +1960,70 @@ func (x *Starting) GetHoldMillis() uint32 {
 	return 0
 }
 
+type Asleep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The route that it has when it is awake. It says which requests may reach the sandbox. A router
+	// admits none by it.
+	Route *Route `protobuf:"bytes,1,opt,name=route,proto3" json:"route,omitempty"`
+	// A request that may reach the sandbox wakes it: see Resolve.wake.
+	Wakeable bool `protobuf:"varint,2,opt,name=wakeable,proto3" json:"wakeable,omitempty"`
+	// It is not woken now, because too many others are waking.
+	Busy          bool `protobuf:"varint,3,opt,name=busy,proto3" json:"busy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Asleep) Reset() {
+	*x = Asleep{}
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Asleep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Asleep) ProtoMessage() {}
+
+func (x *Asleep) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Asleep.ProtoReflect.Descriptor instead.
+func (*Asleep) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Asleep) GetRoute() *Route {
+	if x != nil {
+		return x.Route
+	}
+	return nil
+}
+
+func (x *Asleep) GetWakeable() bool {
+	if x != nil {
+		return x.Wakeable
+	}
+	return false
+}
+
+func (x *Asleep) GetBusy() bool {
+	if x != nil {
+		return x.Busy
+	}
+	return false
+}
+
 type Pong struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Nonce uint64                 `protobuf:"varint,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
@@ -1934,7 +2035,7 @@ type Pong struct {
 
 func (x *Pong) Reset() {
 	*x = Pong{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1946,7 +2047,7 @@ func (x *Pong) String() string {
 func (*Pong) ProtoMessage() {}
 
 func (x *Pong) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1959,7 +2060,7 @@ func (x *Pong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pong.ProtoReflect.Descriptor instead.
 func (*Pong) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Pong) GetNonce() uint64 {
@@ -1990,7 +2091,7 @@ type Quiesce struct {
 
 func (x *Quiesce) Reset() {
 	*x = Quiesce{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2103,7 @@ func (x *Quiesce) String() string {
 func (*Quiesce) ProtoMessage() {}
 
 func (x *Quiesce) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2116,7 @@ func (x *Quiesce) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quiesce.ProtoReflect.Descriptor instead.
 func (*Quiesce) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Quiesce) GetNumber() uint64 {
@@ -2044,7 +2145,7 @@ type Question struct {
 
 func (x *Question) Reset() {
 	*x = Question{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +2157,7 @@ func (x *Question) String() string {
 func (*Question) ProtoMessage() {}
 
 func (x *Question) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +2170,7 @@ func (x *Question) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Question.ProtoReflect.Descriptor instead.
 func (*Question) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Question) GetSandboxId() string {
@@ -2106,7 +2207,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2118,7 +2219,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2131,7 +2232,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Probe) GetSandboxId() string {
@@ -2179,7 +2280,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2191,7 +2292,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2204,7 +2305,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Resume) GetSandboxIds() []string {
@@ -2273,10 +2374,11 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"router_ids\x18\x01 \x03(\tR\trouterIds\x12%\n" +
 	"\x0egateway_secret\x18\x02 \x01(\fR\rgatewaySecret\"!\n" +
 	"\x03Ack\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequence\"(\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\"<\n" +
 	"\aResolve\x12\x1d\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"\x1c\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04wake\x18\x02 \x01(\bR\x04wake\"\x1c\n" +
 	"\x04Ping\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"!\n" +
 	"\aGoodbye\x12\x16\n" +
@@ -2335,21 +2437,26 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04ends\x18\x02 \x03(\v2\x15.berth.control.v1.EndR\x04ends\"6\n" +
 	"\x03End\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x17\n" +
-	"\aat_unix\x18\x02 \x01(\x03R\x06atUnix\"\x83\x02\n" +
+	"\aat_unix\x18\x02 \x01(\x03R\x06atUnix\"\xb7\x02\n" +
 	"\bResolved\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12/\n" +
 	"\x05route\x18\x02 \x01(\v2\x17.berth.control.v1.RouteH\x00R\x05route\x12,\n" +
 	"\x04gone\x18\x03 \x01(\v2\x16.berth.control.v1.GoneH\x00R\x04gone\x125\n" +
 	"\aunknown\x18\x04 \x01(\v2\x19.berth.control.v1.UnknownH\x00R\aunknown\x128\n" +
-	"\bstarting\x18\x05 \x01(\v2\x1a.berth.control.v1.StartingH\x00R\bstartingB\b\n" +
+	"\bstarting\x18\x05 \x01(\v2\x1a.berth.control.v1.StartingH\x00R\bstarting\x122\n" +
+	"\x06asleep\x18\x06 \x01(\v2\x18.berth.control.v1.AsleepH\x00R\x06asleepB\b\n" +
 	"\x06answer\"/\n" +
 	"\x04Gone\x12'\n" +
 	"\x03end\x18\x01 \x01(\v2\x15.berth.control.v1.EndR\x03end\"\t\n" +
 	"\aUnknown\"+\n" +
 	"\bStarting\x12\x1f\n" +
 	"\vhold_millis\x18\x01 \x01(\rR\n" +
-	"holdMillis\"=\n" +
+	"holdMillis\"g\n" +
+	"\x06Asleep\x12-\n" +
+	"\x05route\x18\x01 \x01(\v2\x17.berth.control.v1.RouteR\x05route\x12\x1a\n" +
+	"\bwakeable\x18\x02 \x01(\bR\bwakeable\x12\x12\n" +
+	"\x04busy\x18\x03 \x01(\bR\x04busy\"=\n" +
 	"\x04Pong\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\x12\x1f\n" +
 	"\vkeep_proofs\x18\x02 \x01(\bR\n" +
@@ -2391,7 +2498,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(Access)(0),              // 0: berth.control.v1.Access
 	(*RouterMessage)(nil),    // 1: berth.control.v1.RouterMessage
@@ -2417,11 +2524,12 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*Gone)(nil),             // 21: berth.control.v1.Gone
 	(*Unknown)(nil),          // 22: berth.control.v1.Unknown
 	(*Starting)(nil),         // 23: berth.control.v1.Starting
-	(*Pong)(nil),             // 24: berth.control.v1.Pong
-	(*Quiesce)(nil),          // 25: berth.control.v1.Quiesce
-	(*Question)(nil),         // 26: berth.control.v1.Question
-	(*Probe)(nil),            // 27: berth.control.v1.Probe
-	(*Resume)(nil),           // 28: berth.control.v1.Resume
+	(*Asleep)(nil),           // 24: berth.control.v1.Asleep
+	(*Pong)(nil),             // 25: berth.control.v1.Pong
+	(*Quiesce)(nil),          // 26: berth.control.v1.Quiesce
+	(*Question)(nil),         // 27: berth.control.v1.Question
+	(*Probe)(nil),            // 28: berth.control.v1.Probe
+	(*Resume)(nil),           // 29: berth.control.v1.Resume
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	2,  // 0: berth.control.v1.RouterMessage.join:type_name -> berth.control.v1.Join
@@ -2440,10 +2548,10 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	15, // 13: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
 	18, // 14: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
 	20, // 15: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
-	24, // 16: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
-	25, // 17: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
-	28, // 18: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
-	27, // 19: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
+	25, // 16: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
+	26, // 17: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
+	29, // 18: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
+	28, // 19: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
 	16, // 20: berth.control.v1.AllocatorMessage.keys:type_name -> berth.control.v1.Keys
 	15, // 21: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
 	0,  // 22: berth.control.v1.Route.access:type_name -> berth.control.v1.Access
@@ -2453,15 +2561,17 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	21, // 26: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
 	22, // 27: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
 	23, // 28: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
-	19, // 29: berth.control.v1.Gone.end:type_name -> berth.control.v1.End
-	26, // 30: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
-	1,  // 31: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
-	12, // 32: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
-	32, // [32:33] is the sub-list for method output_type
-	31, // [31:32] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	24, // 29: berth.control.v1.Resolved.asleep:type_name -> berth.control.v1.Asleep
+	19, // 30: berth.control.v1.Gone.end:type_name -> berth.control.v1.End
+	15, // 31: berth.control.v1.Asleep.route:type_name -> berth.control.v1.Route
+	27, // 32: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
+	1,  // 33: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
+	12, // 34: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
+	34, // [34:35] is the sub-list for method output_type
+	33, // [33:34] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -2497,6 +2607,7 @@ func file_api_control_v1_control_proto_init() {
 		(*Resolved_Gone)(nil),
 		(*Resolved_Unknown)(nil),
 		(*Resolved_Starting)(nil),
+		(*Resolved_Asleep)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2504,7 +2615,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
