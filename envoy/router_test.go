@@ -91,6 +91,8 @@ func (*routes) AwaitJoined(ctx context.Context) error {
 	return ctx.Err()
 }
 
+func (r *routes) Wake(ctx context.Context, id sandboxid.Key) (routecache.Answer, error) { return r.Lookup(ctx, id) }
+
 func (*routes) Known(sandboxid.Key) bool { return false }
 
 // recorder is the router's codec. It records the messages that the router gets.

@@ -89,15 +89,21 @@ func isAgentToken(secret sandboxaccess.Secret, t Target, r *request) bool {
 // The paths that a request without the agent's token may have.
 const pathFiles, pathHealth = "/files", "/health"
 
+// pathAt returns the path and the query that the pod sees of a request, if the decision reads them.
+func (r *request) pathAt(t Target) (path, query string) {
+	path = t.Path
+	if path == "" {
+		path = string(r.path)
+	}
+	path, query, _ = strings.Cut(path, "?")
+	return path, query
+}
+
 // agentAccess checks whether a request may reach the agent. No other credential of the sandbox opens its
 // port: the agent accepts the agent token only. It checks signatures itself.
 func (d *decider) agentAccess(r *request, t Target, terms *routecache.Terms) *apierror.Error {
 	secret := sandboxaccess.Secret(terms.Secret)
-	path := t.Path
-	if path == "" {
-		path = string(r.path)
-	}
-	path, query, _ := strings.Cut(path, "?")
+	path, query := r.pathAt(t)
 	switch {
 	case r.agentToken.n > 0:
 		if isAgentToken(secret, t, r) {

@@ -25,6 +25,8 @@ type Routes interface {
 	// Known reports whether Lookup would return without waiting, and the answer needs no wait either.
 	Known(id sandboxid.Key) bool
 	Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answer, error)
+	// Wake is a Lookup for a request that waits for a sandbox that is asleep, and has it woken.
+	Wake(ctx context.Context, id sandboxid.Key) (routecache.Answer, error)
 	// Await waits until a Lookup of id may return another status than answered.
 	Await(ctx context.Context, id sandboxid.Key, answered routecache.Status) error
 	// AwaitJoined waits until the allocator can be asked and routes may be served.
@@ -49,8 +51,10 @@ type decision struct {
 	path, host, asked string
 	// tls: Envoy speaks TLS to the pod.
 	tls bool
-	// held: the request has waited for a starting sandbox.
+	// held: the request has waited for a sandbox that started or woke, and wakeWait is how long for one that was asleep,
+	// also if the request is refused.
 	held      bool
+	wakeWait  time.Duration
 	admission admission.Admission
 	// redirect, if set, is the answer to the client. No other field is set then.
 	redirect *redirect
@@ -69,13 +73,13 @@ type decider struct {
 	full func() bool
 	// limited counts a request that a limit of its sandbox has refused, for the pool of the sandbox.
 	limited func(pool string, reason apierror.Reason)
-	// verdictWait receives how long a request has waited for a verdict.
-	verdictWait func(time.Duration)
+	// verdictWait receives how long a request has waited for a verdict, and wakeWait for a wake.
+	verdictWait, wakeWait func(time.Duration)
 }
 
 const (
 	// MaxWait bounds how long a request waits in the router in all, for lookups, for a leader and for
-	// verdicts. A request that is held for a starting sandbox gets that time in addition:
+	// verdicts. A request that is held for a sandbox that starts or wakes gets that time in addition:
 	// Envoy is asked for it, and MaxWait then starts again.
 	MaxWait = envoy.MessageTimeout - waitMargin
 	// waitMargin is the part of Envoy's timeout that Envoy and the router need themselves.
@@ -85,6 +89,8 @@ const (
 	joinPause = 10 * time.Millisecond
 	// maxVerdictWait bounds the part of MaxWait that is spent on waiting for verdicts.
 	maxVerdictWait = 2 * time.Second
+	// maxWakeWait bounds how long a request is held for a sandbox that is asleep.
+	maxWakeWait = envoy.MaxHold
 )
 
 // This does not compile unless the wait for a verdict leaves a second for a lookup.
@@ -122,9 +128,9 @@ func (d *decider) hit(r *request) (decision, bool) {
 	return to, refusal == nil && to.dst.IsValid()
 }
 
-// decide decides about the request or returns why it is refused. Exactly one result is set. It calls
-// hold at most once, before the request waits for a starting sandbox.
-func (d *decider) decide(ctx context.Context, r *request, hold holder) (decision, *apierror.Error) {
+// decide decides about the request or returns why it is refused. Exactly one result is set, but for
+// decision.wakeWait. It calls hold at most once, before the request waits for a sandbox that starts or wakes.
+func (d *decider) decide(ctx context.Context, r *request, hold holder) (to decision, refusal *apierror.Error) {
 	target, refusal := d.target(r)
 	if d.answersPreflight(r, target) {
 		return decision{preflight: true}, nil
@@ -137,9 +143,10 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (decision
 	}
 	deadline := time.Now().Add(MaxWait)
 	verdictWait := maxVerdictWait // what is left of it
-	var held context.Context      // set once the request is held for a starting sandbox
+	var held context.Context      // set once the request is held for a sandbox that starts or wakes
+	wakes := false                // set once the request may reach a sandbox that is asleep, and waits for it
 	for {
-		answer, err := d.lookup(ctx, target.ID, deadline)
+		answer, err := d.lookup(ctx, target.ID, wakes, deadline)
 		if errors.Is(err, routecache.ErrNotFresh) || errors.Is(err, routecache.ErrDisconnected) {
 			// There is no leader, or this router has not found it yet, while a claim may have been answered.
 			if d.awaitJoined(ctx, target.ID, held != nil, deadline) {
@@ -155,11 +162,18 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (decision
 			return decision{}, target.refuse(apierror.SandboxGone, gone(answer.End))
 		case routecache.Unknown:
 			return decision{}, target.noSuchSandbox()
-		case routecache.Starting:
+		case routecache.Starting, routecache.Asleep:
+			asleep := answer.Status == routecache.Asleep
+			if asleep {
+				if to, refusal := d.mayWake(r, target, &answer); refusal != nil || to.redirect != nil || to.preflight {
+					return to, refusal
+				}
+				answer.Hold = maxWakeWait
+			}
 			if held == nil {
 				release, ok := hold(target.ID, answer.Hold)
 				if !ok {
-					return decision{}, target.refuse(apierror.SandboxStarting, "this sandbox is starting; try again")
+					return decision{}, target.startsOrWakes(asleep, "")
 				}
 				defer release()
 				var cancel context.CancelFunc
@@ -167,8 +181,16 @@ func (d *decider) decide(ctx context.Context, r *request, hold holder) (decision
 				defer cancel()
 				deadline = time.Now().Add(answer.Hold + MaxWait)
 			}
+			if asleep && !wakes {
+				wakes = true
+				defer func(began time.Time) {
+					to.wakeWait = time.Since(began)
+					d.wakeWait(to.wakeWait)
+				}(time.Now())
+				continue
+			}
 			if d.o.Routes.Await(held, target.ID, answer.Status) != nil {
-				return decision{}, target.refuse(apierror.SandboxStarting, "this sandbox is still starting; try again")
+				return decision{}, target.startsOrWakes(asleep, "still ")
 			}
 		case routecache.Quiesced:
 			began := time.Now()
@@ -198,6 +220,21 @@ func (t Target) noSuchSandbox() *apierror.Error {
 	return t.refuse(apierror.SandboxNotFound, "there is no such sandbox")
 }
 
+// startsOrWakes refuses a request that may not wait for a sandbox, or not longer.
+func (t Target) startsOrWakes(asleep bool, still string) *apierror.Error {
+	if !asleep {
+		return t.refuse(apierror.SandboxStarting, "this sandbox is "+still+"starting; try again")
+	}
+	return t.tryWake("this sandbox is " + still + "waking; try again")
+}
+
+// tryWake refuses a request that may wake a sandbox later.
+func (t Target) tryWake(message string) *apierror.Error {
+	refusal := t.refuse(apierror.SandboxAsleep, message)
+	refusal.RetryAfter = 1
+	return refusal
+}
+
 func (t Target) tooManyPorts() *apierror.Error {
 	return t.refuse(apierror.TooManyPorts,
 		"too many ports of this sandbox are in use, or were requested at the same time; try again")
@@ -211,34 +248,67 @@ func gone(end routecache.End) string {
 	return fmt.Sprintf("this sandbox was released at %s: %s", time.Unix(end.AtUnix, 0).UTC().Format(time.RFC3339), end.Reason)
 }
 
-func (d *decider) lookup(ctx context.Context, id sandboxid.Key, deadline time.Time) (routecache.Answer, error) {
+func (d *decider) lookup(ctx context.Context, id sandboxid.Key, wake bool, deadline time.Time) (routecache.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, min(d.o.LookupTimeout, time.Until(deadline)))
 	defer cancel()
+	if wake {
+		return d.o.Routes.Wake(ctx, id)
+	}
 	return d.o.Routes.Lookup(ctx, id)
+}
+
+// check decides whether a request may reach the sandbox at a route, and returns a redirect or a refusal if not. It
+// notes the port in target, because refusals depend on it.
+func (d *decider) check(r *request, target *Target, route *routecache.Route) (*redirect, *apierror.Error) {
+	target.Port = cmp.Or(target.Port, route.DefaultPort)
+	if target.Port == 0 {
+		return nil, target.refuse(apierror.NoRoute, "this sandbox's default port is not known; name the port")
+	}
+	// Access comes first, so that a client without it learns nothing of the sandbox.
+	if redirect, refusal := d.access(r, *target, target.Port, route.Terms); refusal != nil || redirect != nil {
+		return redirect, refusal
+	}
+	if !route.Ports.Allows(target.Port) {
+		refusal := target.refuse(apierror.PortPrivate, portPrivate(target.Port, route.Ports))
+		refusal.Links = d.o.Hosts.links(r, target.ID, *route)
+		return nil, refusal
+	}
+	if !slices.ContainsFunc(d.o.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(route.Addr) }) {
+		return nil, target.refuse(apierror.NoRoute,
+			"the sandbox's address is outside the configured pod address ranges; tell the operator")
+	}
+	return nil, nil
+}
+
+// mayWake decides about a request to a sandbox that is asleep. If no field of the decision is set, and the request is not
+// refused, the request may wake the sandbox.
+func (d *decider) mayWake(r *request, target Target, asleep *routecache.Answer) (decision, *apierror.Error) {
+	route := &asleep.Route
+	if r.isPreflight() && preflightAt(target, *route) {
+		return decision{preflight: true}, nil
+	}
+	if redirect, refusal := d.check(r, &target, route); refusal != nil || redirect != nil {
+		return decision{redirect: redirect}, refusal
+	}
+	path, _ := r.pathAt(target)
+	isHealth := route.Terms != nil && route.Terms.AgentPort == target.Port && path == pathHealth
+	switch {
+	case !asleep.Wakeable || isHealth: // programs ask for the health to learn whether the sandbox runs
+		return decision{}, target.refuse(apierror.SandboxAsleep,
+			"this sandbox is asleep, and this request does not wake it; resume it with a call, as POST /sandboxes/"+target.ID.String()+"/connect")
+	case asleep.Busy:
+		return decision{}, target.tryWake("this sandbox is asleep, and too many sandboxes are waking; try again")
+	}
+	return decision{}, nil
 }
 
 // try decides about a request to the sandbox at a route, or returns why it is refused. If neither is possible, the
 // caller must look the route up again after pause.
 func (d *decider) try(r *request, target Target, route *routecache.Route) (to decision, pause time.Duration, refusal *apierror.Error) {
-	port := cmp.Or(target.Port, route.DefaultPort)
-	target.Port = port // refusals depend on it
-	if port == 0 {
-		return to, 0, target.refuse(apierror.NoRoute, "this sandbox's default port is not known; name the port")
-	}
-	// Access comes first, so that a client without it learns nothing of the sandbox.
-	redirect, refusal := d.access(r, target, port, route.Terms)
-	if refusal != nil || redirect != nil {
+	if redirect, refusal := d.check(r, &target, route); refusal != nil || redirect != nil {
 		return decision{redirect: redirect}, 0, refusal
 	}
-	if !route.Ports.Allows(port) {
-		refusal := target.refuse(apierror.PortPrivate, portPrivate(port, route.Ports))
-		refusal.Links = d.o.Hosts.links(r, target.ID, *route)
-		return to, 0, refusal
-	}
-	if !slices.ContainsFunc(d.o.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(route.Addr) }) {
-		return to, 0, target.refuse(apierror.NoRoute,
-			"the sandbox's address is outside the configured pod address ranges; tell the operator")
-	}
+	port := target.Port
 	admitted, why, pause := d.o.Sandboxes.Admit(target.ID, *route, port, isGRPC(r.contentType))
 	switch why {
 	case admission.Admitted:

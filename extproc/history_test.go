@@ -67,6 +67,11 @@ func (h *history) Lookup(ctx context.Context, id sandboxid.Key) (routecache.Answ
 	return h.answer(ctx, id.String())
 }
 
+func (h *history) Wake(ctx context.Context, id sandboxid.Key) (routecache.Answer, error) {
+	h.events = append(h.events, "wake "+id.String())
+	return h.answer(ctx, id.String())
+}
+
 func (h *history) Admit(id sandboxid.Key, route routecache.Route, port uint16, http2 bool) (admission.Admission, admission.Why, time.Duration) {
 	h.events = append(h.events, "admit "+id.String())
 	h.tried = append(h.tried, tried{netip.AddrPortFrom(route.Addr, port), http2})
@@ -127,7 +132,7 @@ func (h *history) decider() *decider {
 			LookupTimeout: time.Second, Routes: h, Sandboxes: h, TeamKeys: &h.keys,
 		},
 		full: func() bool { return false }, limited: func(string, apierror.Reason) {},
-		park: func(sandboxid.Key) (func(), bool) { return func() {}, true }, verdictWait: func(time.Duration) {},
+		park: func(sandboxid.Key) (func(), bool) { return func() {}, true }, verdictWait: func(time.Duration) {}, wakeWait: func(time.Duration) {},
 	}
 }
 

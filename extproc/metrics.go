@@ -17,6 +17,7 @@ type metrics struct {
 	admitted  prometheus.Counter // the one of requests for "admitted"
 	admission prometheus.Histogram
 	quiesced  prometheus.Histogram
+	wakes     prometheus.Histogram
 	limited   *prometheus.CounterVec
 
 	mu    sync.Mutex
@@ -39,11 +40,11 @@ func (m *metrics) countLimited(pool string, reason apierror.Reason) {
 func newMetrics(reg prometheus.Registerer, unread func() int, held func() int) (*metrics, error) {
 	m := &metrics{
 		requests: metric.Requests.Vec(), admission: metric.AdmissionSeconds.New(), quiesced: metric.QuiesceHoldSeconds.New(),
-		limited: metric.RequestsLimited.Vec(), pools: map[string]bool{},
+		wakes: metric.WakeWaitSeconds.New(), limited: metric.RequestsLimited.Vec(), pools: map[string]bool{},
 	}
 	m.admitted = m.requests.WithLabelValues(metric.OutcomeAdmitted)
 	for _, c := range []prometheus.Collector{
-		m.requests, m.admission, m.quiesced, m.limited,
+		m.requests, m.admission, m.quiesced, m.wakes, m.limited,
 		metric.RequestsHeld.Func(func() float64 { return float64(held()) }),
 		metric.AnswersUnread.Func(func() float64 { return float64(unread()) }),
 	} {

@@ -114,11 +114,16 @@ func refused(e *apierror.Error, to client, e2bStatuses bool) *extprocv3.Processi
 }
 
 // forE2B changes an answer to the status and text that the E2B SDKs look for: 502 with "was
-// not found" for a missing sandbox, and with "port is not open" for a closed port. It returns
+// not found" for a sandbox that is missing or stays asleep, and with "port is not open" for a closed port. It returns
 // false if E2B has no such answer.
 func forE2B(e *apierror.Error) bool {
 	switch e.Reason {
 	case apierror.SandboxNotFound, apierror.SandboxGone:
+		e.Code, e.Message = http.StatusBadGateway, apierror.E2BNotFound
+	case apierror.SandboxAsleep:
+		if e.RetryAfter > 0 {
+			return false // it wakes
+		}
 		e.Code, e.Message = http.StatusBadGateway, apierror.E2BNotFound
 	case apierror.PortPrivate:
 		e.Code, e.Message = http.StatusBadGateway, apierror.E2BPortClosed

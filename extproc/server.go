@@ -104,6 +104,7 @@ func New(o Options) (*Server, error) {
 	s.decider.full = func() bool { return s.waiting.Load() > maxWaiting }
 	s.decider.limited = func(pool string, reason apierror.Reason) { s.metrics.countLimited(pool, reason) }
 	s.decider.verdictWait = func(waited time.Duration) { s.metrics.quiesced.Observe(waited.Seconds()) }
+	s.decider.wakeWait = func(waited time.Duration) { s.metrics.wakes.Observe(waited.Seconds()) }
 	if s.metrics, err = newMetrics(o.Metrics, o.Sandboxes.Unread, s.held.len); err != nil {
 		return nil, fmt.Errorf("extproc: register metrics: %w", err)
 	}
@@ -316,6 +317,7 @@ func (c *call) now() (answer wire.Answer, ok bool) {
 func (c *call) later(ctx context.Context, hold holder) (answer wire.Answer, admitted bool, err error) {
 	s, r := c.server, &c.request
 	to, refusal := s.decider.decide(ctx, r, hold)
+	c.decision = to
 	if refusal != nil {
 		refusal.RequestID = string(r.requestID)
 		c.tellTrace(string(refusal.Reason), refusal.SandboxID)
@@ -336,7 +338,6 @@ func (c *call) later(ctx context.Context, hold holder) (answer wire.Answer, admi
 		answer, err = wire.Encode(redirected(to.redirect))
 		return answer, false, err
 	}
-	c.decision = to
 	return c.admitted(), true, nil
 }
 

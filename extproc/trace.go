@@ -15,6 +15,8 @@ type Traced struct {
 	Began, Ended time.Time
 	// Outcome is that of the metric berth_router_requests_total.
 	Outcome string
+	// WakeWait is how long the request waited for a sandbox that was asleep.
+	WakeWait time.Duration
 	// SandboxID is shortened, as in logs. "" if the request names no sandbox.
 	SandboxID, RequestID string
 }
@@ -42,6 +44,6 @@ func (c *call) tellTrace(outcome, id string) {
 	}
 	c.server.decider.o.Trace(Traced{
 		Parent: c.trace, Began: c.server.started.Add(c.began), Ended: time.Now(), Outcome: outcome,
-		SandboxID: sandboxid.Short(id), RequestID: string(c.request.requestID),
+		WakeWait: c.decision.wakeWait, SandboxID: sandboxid.Short(id), RequestID: string(c.request.requestID),
 	})
 }

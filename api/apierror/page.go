@@ -83,7 +83,7 @@ func (e *Error) Page() []byte {
 	}
 	p := page{Title: e.title(), Links: e.Links, Docs: docsURL + "/reference/errors.md"}
 	kind, message := KindOf(e.Reason), e.Message
-	if kind.RetryAfter > 0 {
+	if e.RetryAfter > 0 {
 		p.Reload = max(e.RetryAfter, reloadMin)
 		message = strings.TrimSuffix(message, "; try again")
 	}
@@ -146,8 +146,10 @@ func (e *Error) title() string {
 		return "The sandbox broke off"
 	}
 	switch {
-	case KindOf(e.Reason).RetryAfter > 0:
+	case e.RetryAfter > 0:
 		return "One moment, please"
+	case e.Reason == SandboxAsleep:
+		return "This sandbox is asleep"
 	case e.Code < http.StatusInternalServerError:
 		return "This request cannot be served"
 	}

@@ -56,6 +56,7 @@ const (
 	SandboxReset       Reason = "sandbox_reset"
 	SandboxStarting    Reason = "sandbox_starting"
 	SandboxQuiesced    Reason = "sandbox_quiesced"
+	SandboxAsleep      Reason = "sandbox_asleep"
 	APIUnreachable     Reason = "api_unreachable"
 	APIReset           Reason = "api_reset"
 	RouterNotReady     Reason = "router_not_ready"
@@ -192,6 +193,8 @@ var kinds = []Kind{
 		When: "the sandbox cannot fall asleep at the moment: it starts, or a router that may send it requests is not connected, or does not acknowledge; the message says which", Do: "try again"},
 	{Reason: SandboxQuiesced, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
 		When: "the sandbox seemed idle, and for 2 s the allocator has not decided whether it is released, or too many requests wait for that", Do: "try again"},
+	{Reason: SandboxAsleep, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, By: []Sender{Router},
+		When: "the sandbox is asleep, and the request does not wake it, because only calls do, or because it only asks for the agent's health; with `Retry-After`: it did not wake for 30 s, or too many others are waking, or too many requests wait", Do: "resume it with a call, as `POST /sandboxes/<id>/connect`; with `Retry-After`: try again"},
 	{Reason: RouterNotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
 		When: "the router could not tell for 4 s where the sandbox is, because it has just started or the allocator is away, or too many requests wait for that; or the allocator has not read the API keys, of which the request has one", Do: "try again"},
 	{Reason: RouterUnavailable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy},

@@ -10,7 +10,7 @@ var (
 	AdmissionSeconds = histogram(Row{
 		Program: Router, Name: "berth_router_admission_seconds", Unit: "seconds",
 		Buckets: []float64{.00001, .00002, .00005, .0001, .0002, .0005, .001, AdmissionBound, .005, .01, .05, .1, .5, 1, 5},
-		Help:    "Time from when the router has read the headers of a request until it has the answer that admits it. Requests that are held for a starting sandbox do not count.",
+		Help:    "Time from when the router has read the headers of a request until it has the answer that admits it. Requests that are held for a sandbox that starts or wakes do not count.",
 		Moves:   "The router has too little CPU time, does not know the sandboxes (berth_routecache_misses_total), or waits for the leader.",
 	})
 	RequestsLimited = counter(Row{
@@ -20,8 +20,8 @@ var (
 	})
 	RequestsHeld = gauge(Row{
 		Program: Router, Name: "berth_router_requests_held", Unit: "requests",
-		Help:  "Requests waiting for a leader, or for a sandbox that is starting or quiesced. Above 2,000 further ones are refused, and before that those for a sandbox that has as many as are left.",
-		Moves: "No leader, or slow postStart hooks.",
+		Help:  "Requests waiting for a leader, or for a sandbox that is starting, waking or quiesced. Above 2,000 further ones are refused, and before that those for a sandbox that has as many as are left.",
+		Moves: "No leader, slow postStart hooks, or slow wakes (berth_router_wake_wait_seconds).",
 	})
 	AnswersUnread = gauge(Row{
 		Program: Router, Name: "berth_router_answers_unread", Unit: "answers",
@@ -33,6 +33,12 @@ var (
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2},
 		Help:    "How long requests waited while the allocator asked whether their sandbox is idle.",
 		Moves:   "A router answers the questions of the leader slowly: see berth_router_look_seconds.",
+	})
+	WakeWaitSeconds = histogram(Row{
+		Program: Router, Name: "berth_router_wake_wait_seconds", Unit: "seconds",
+		Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
+		Help:    "How long requests waited for a sandbox that was asleep, whatever came of it.",
+		Moves:   "The leader, the journal or the agents are slow, or the nodes have no CPU time for sandboxes that wake.",
 	})
 )
 

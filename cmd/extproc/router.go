@@ -112,8 +112,11 @@ func (r *router) trace() func(extproc.Traced) {
 		return nil
 	}
 	return func(t extproc.Traced) {
-		r.tracer.Tell("route", t.Parent, t.Began, t.Ended, [2]string{"berth.outcome", t.Outcome},
-			[2]string{"berth.sandbox", t.SandboxID}, [2]string{"berth.request", t.RequestID})
+		attributes := [][2]string{{"berth.outcome", t.Outcome}, {"berth.sandbox", t.SandboxID}, {"berth.request", t.RequestID}}
+		if t.WakeWait > 0 {
+			attributes = append(attributes, [2]string{"berth.wake_wait", t.WakeWait.String()})
+		}
+		r.tracer.Tell("route", t.Parent, t.Began, t.Ended, attributes...)
 	}
 }
 

@@ -30,7 +30,7 @@ func TestCloseTakesTheRouteAndIsAcknowledgedAsARelease(t *testing.T) {
 		require.True(t, ok)
 		w.admissions.give()
 		p.send(2, closing("one")) // and no question was asked
-		for range 3 { // pings go on meanwhile
+		for range 3 {             // pings go on meanwhile
 			m, err := p.Recv()
 			require.NoError(t, err)
 			require.Nil(t, m.GetAck(), "acknowledged before the answer was read: %v", m)

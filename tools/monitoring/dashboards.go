@@ -199,6 +199,7 @@ func dashboards() []board {
 				rates("Requests", metric.Requests, metric.Outcome), rates("Refused requests", metric.Requests, metric.Outcome, metric.Outcome+`!="`+metric.OutcomeAdmitted+`"`),
 				times("Time until a request is admitted", metric.AdmissionSeconds, ""), by("Held requests", metric.RequestsHeld, pod), by("Answers that Envoy has not read", metric.AnswersUnread, pod),
 				rates("Requests beyond the limits of a sandbox", metric.RequestsLimited, metric.Reason), times("Hold while the leader asks whether a sandbox is idle", metric.QuiesceHoldSeconds, ""),
+				times("Wait for sandboxes that were asleep", metric.WakeWaitSeconds, ""),
 			}},
 			{"Routes", []panel{
 				rates("Hits", metric.CacheHits, pod), rates("Misses", metric.CacheMisses, pod), rates("Questions to the leader", metric.CacheQuestions, pod),
