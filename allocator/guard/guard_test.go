@@ -407,3 +407,22 @@ func TestViolationShowsNoTextOfTheClaim(t *testing.T) {
 type secret string
 
 func (s secret) String() string { return string(s) }
+
+// Invariant: P27
+func TestRouteOfASandboxThatMayBeFrozenIsWithheld(t *testing.T) {
+	for _, phase := range []core.Phase{core.FallingAsleep, core.Asleep, core.Waking} {
+		g := newTerm(t)
+		sb := sandboxOn(1)
+		g.writes(&core.SandboxFact{Sandbox: sb})
+		g.joins("r", 1, sb)
+		sb.Phase, sb.Revision = phase, core.Revision{Term: 1, Counter: 7}
+		g.writes(&core.SandboxFact{Sandbox: sb})
+		route := core.SendRoute{Stream: 1, Sequence: 2, Sandbox: sb}
+		g.violates(guard.RouteAwake, core.Tick{}, route)
+		instead := g.violates(guard.RouteAwake, core.Tick{}, core.SendSnapshot{Stream: 1, Sequence: 1, Routes: []core.Sandbox{sb}})
+		require.Empty(t, instead[0].(core.SendSnapshot).Routes)
+		g.violates(guard.RouteAwake, core.Thawed{ID: sb.ID, Revision: core.Revision{Term: 1, Counter: 6}, OK: true}, route)
+		g.violates(guard.RouteAwake, core.Thawed{ID: sb.ID, Revision: sb.Revision}, route)
+		g.does(core.Thawed{ID: sb.ID, Revision: sb.Revision, OK: true}, core.SendRoute{Stream: 1, Sequence: 2, Sandbox: sb})
+	}
+}
