@@ -128,6 +128,8 @@ func TestBegunUploadWaitsForTheWake(t *testing.T) {
 	}
 	defer http.DefaultClient.CloseIdleConnections()
 	w, ended := upload(t.Context())
+	defer h.freezer.Wake()
+	defer w.Close()
 	_, err := io.WriteString(w, "a")
 	require.NoError(t, err)
 	require.Equal(t, "a<nil>", <-read)
