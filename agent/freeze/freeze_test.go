@@ -105,7 +105,7 @@ func TestParentThatWaitsInVforkCountsAsStopped(t *testing.T) {
 	f := freezer(t, time.Hour)
 	program(t, "/proc/self/exe", []string{"spawner"}, append(os.Environ(), role+"=spawner"))
 	seen := false
-	for n := uint64(0); n < 100 || !seen && n < 100000; n++ {
+	for n := uint64(0); n < 100 || !seen && n < 1000; n++ {
 		obey(t, f, order(initbox.Freeze, 2*n+1))
 		seen = seen || strings.Contains(requireStill(t), "D")
 		obey(t, f, order(initbox.Thaw, 2*n+2))
