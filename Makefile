@@ -69,7 +69,7 @@ test-short:
 # Package below ./agent, and target.
 AGENT_FUZZ := ./FuzzRequestsWithoutToken accounts/FuzzAddDefault accounts/FuzzLookup accounts/FuzzNamed \
 	files/FuzzCalls files/FuzzCheckSignature files/FuzzDownload files/FuzzResolve files/FuzzUpload \
-	initbox/FuzzOpen initbox/FuzzOpenContents process/FuzzCalls process/FuzzStart
+	initbox/FuzzOpen initbox/FuzzOpenContents initbox/FuzzOpenOrder initbox/FuzzOpenOrderContents process/FuzzCalls process/FuzzStart
 
 ## envoy-gateway: send requests through Envoy Gateway, the one of tools/envoygateway.mod; minutes to build, not part of CI
 .PHONY: envoy-gateway

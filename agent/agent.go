@@ -144,11 +144,15 @@ func (b *body) Read(p []byte) (n int, err error) {
 	_ = b.control.SetReadDeadline(time.Now().Add(bodyWait)) // fails only without a connection, in tests
 	n, err = b.ReadCloser.Read(p)
 	_ = b.control.SetReadDeadline(time.Time{}) // as above
+	if err != nil && !errors.Is(err, io.EOF) {
+		return n, err
+	}
 	select {
 	case <-b.freezer.Awake():
+		return n, err
 	case <-b.ctx.Done():
+		return n, b.ctx.Err()
 	}
-	return n, err
 }
 
 // HandleOpen is Handle for a handler that every request reaches, also before the configuration.

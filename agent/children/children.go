@@ -11,6 +11,7 @@
 //   - [Child.Signal] and [Child.SignalGroup] never reach another process that has got the number of an
 //     ended one: a number is free only once its process is reaped, and both keep it from being reaped.
 //   - An orphan is reaped as soon as the agent gets SIGCHLD.
+//   - No process is started between [Table.Pause] and [Table.Resume].
 //
 // Package os/exec in the same process breaks the first: its Wait fails with ECHILD. A file system that does not
 // answer stalls everything here while a program on it is started: nothing is reaped or signalled then.

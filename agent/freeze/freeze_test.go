@@ -84,16 +84,18 @@ func TestForkLoopsAreStoppedEveryTime(t *testing.T) {
 // Invariant: P28
 func TestProcessesThatChangeTheirParentAreStopped(t *testing.T) {
 	f := freezer(t, time.Hour)
-	// Each starts the next one and ends, until there is none.
-	hopper := `n=$1; if [ $n -gt 0 ]; then sh -c "$2" hopper $((n-1)) "$2" & fi; sleep 0.002`
+	// Each process starts the next one and ends, until there have been 500.
+	const hopper = `hop() { n=$1; [ $n -eq 0 ] || (hop $((n-1))) & }; echo begun; hop 500`
 	for n := range uint64(20) {
-		_, out := program(t, "/bin/sh", []string{"sh", "-c", hopper, "hopper", "40", hopper}, os.Environ())
+		_, out := shell(t, hopper)
+		_, err := out.ReadString('\n')
+		require.NoError(t, err)
 		obey(t, f, order(initbox.Freeze, 2*n+1))
 		requireStill(t)
 		time.Sleep(5 * time.Millisecond)
 		requireStill(t)
 		obey(t, f, order(initbox.Thaw, 2*n+2))
-		_, err := io.Copy(io.Discard, out) // until all have ended
+		_, err = io.Copy(io.Discard, out) // until all have ended
 		require.NoError(t, err)
 	}
 }
@@ -103,7 +105,7 @@ func TestParentThatWaitsInVforkCountsAsStopped(t *testing.T) {
 	f := freezer(t, time.Hour)
 	program(t, "/proc/self/exe", []string{"spawner"}, append(os.Environ(), role+"=spawner"))
 	seen := false
-	for n := uint64(0); n < 100 || !seen && n < 100000; n++ {
+	for n := uint64(0); n < 100 || !seen && n < 1000; n++ {
 		obey(t, f, order(initbox.Freeze, 2*n+1))
 		seen = seen || strings.Contains(requireStill(t), "D")
 		obey(t, f, order(initbox.Thaw, 2*n+2))

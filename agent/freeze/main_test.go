@@ -139,6 +139,7 @@ func freezeRoot(program string) error {
 		return err
 	}
 	_, err = f.Obey(order(initbox.Freeze, 1))
+	time.Sleep(100 * time.Millisecond) // a process stops when it is scheduled
 	o := outcome{Root: root.PID, States: state(own.PID) + state(root.PID)}
 	o.Refusal, _ = err.(*initbox.Refusal) //nolint:errorlint // nil of that type is no error
 	return json.NewEncoder(os.Stdout).Encode(o)

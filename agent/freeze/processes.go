@@ -46,6 +46,10 @@ type tree struct {
 	known map[key]*stopped
 }
 
+// maxLost is how many passes must find the same outside of a container, where the processes that end in every pass are
+// those of the machine.
+const maxLost = 10
+
 // lookEvery is the time between two looks at processes that were told to stop.
 const lookEvery = 200 * time.Microsecond
 
@@ -53,7 +57,7 @@ const lookEvery = 200 * time.Microsecond
 // asked before each step: a reason ends it.
 func (t *tree) stop(over func() *initbox.Refusal) *initbox.Refusal {
 	var before map[key]bool
-	for {
+	for lost := 0; ; {
 		if why := over(); why != nil {
 			return why
 		}
@@ -67,8 +71,10 @@ func (t *tree) stop(over func() *initbox.Refusal) *initbox.Refusal {
 			for _, p := range all {
 				seen[p.key] = true
 			}
-			if whole && before != nil && maps.Equal(before, seen) {
-				return nil
+			if before != nil && maps.Equal(before, seen) {
+				if lost++; whole || t.root != 1 && lost > maxLost {
+					return nil
+				}
 			}
 			// A process that ends as soon as it has started another one shows up as a difference.
 			before = seen

@@ -1,5 +1,5 @@
-// Package initbox carries the configuration of one sandbox from the allocator to the agent in its pod.
-// The allocator seals, the agent opens.
+// Package initbox carries the configuration of one sandbox, and orders to stop and continue its processes, from the
+// allocator to the agent in its pod. The allocator seals, the agent opens.
 //
 // # Protocol
 //
@@ -9,6 +9,9 @@
 //     has the same one. Its public key is in the environment of the agent ([PublicKeyEnv]).
 //   - POST /init carries one box ([Sealer.Seal]): a version byte, a random nonce, and a NaCl box (X25519,
 //     XSalsa20, Poly1305) of a [Config]. The agent opens it ([Keys.Open]).
+//   - POST /sleep carries the box of an [Order] ([Peer.SealOrder], [Keys.OpenOrder]). Its key is derived from that of
+//     configurations, so that a box of one kind never opens as the other. The answer is 200 with [Obeyed], 409 for an
+//     order that is older than the newest one, 421 for another sandbox, or 422 with [Refusal].
 //
 // # States of an agent
 //

@@ -30,6 +30,8 @@
 //
 // So a process costs at most 64 KiB for its output beside its goroutines, however much it writes.
 //
+// While the sandbox is asleep (package freeze) nothing is started, and the times above stand still.
+//
 // # Errors
 //
 //	not_found            the process has ended or was never there
@@ -39,6 +41,7 @@
 //	failed_precondition  input for a closed or missing standard input, a size for a process without terminal
 //	resource_exhausted   the pod has no process or descriptor left, or a message is larger than 16 MiB
 //	deadline_exceeded    Connect-Timeout-Ms has passed
+//	unavailable          the sandbox is asleep, or ends
 //
 // # What breaks them
 //

@@ -411,7 +411,7 @@ func (s secret) String() string { return string(s) }
 // Invariant: P27
 func TestRouteOfASandboxThatMayBeFrozenIsWithheld(t *testing.T) {
 	for _, phase := range []core.Phase{core.FallingAsleep, core.Asleep, core.Waking} {
-		g := newTerm(t)
+		g := begin(t, core.State{})
 		sb := sandboxOn(1)
 		g.writes(&core.SandboxFact{Sandbox: sb})
 		g.joins("r", 1, sb)

@@ -20,6 +20,8 @@
 // The agent runs until SIGTERM or SIGINT. It sends SIGTERM to all commands, kills what is left after five
 // seconds, and exits with 0.
 //
+// A signal that comes while the sandbox is asleep continues the processes first (package freeze).
+//
 // Either way it reaps orphans. It exits with 1 when it cannot serve, and with 2 for wrong arguments.
 package main
 

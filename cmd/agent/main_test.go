@@ -184,6 +184,7 @@ func (r *running) shell(script, user string) (out string, code int32) {
 // line reads a line that the container's command writes.
 func (r *running) line() string {
 	r.t.Helper()
+	require.NoError(r.t, r.out.SetReadDeadline(time.Now().Add(time.Minute)))
 	var line []byte
 	for b := make([]byte, 1); ; {
 		_, err := r.out.Read(b)
