@@ -84,6 +84,13 @@ func (w *sleepWorld) sends(of func(stream uint64) core.Effect) {
 	w.control.Deliver(1, of(w.stream))
 }
 
+// next sets what each Resolve is answered from now on, and the routes of the next snapshot.
+func (w *sleepWorld) next(answer func(core.Resolve) core.SendResolved, routes ...core.Sandbox) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answer, w.routes = answer, routes
+}
+
 // asked returns how often the leader was asked for a route, and to wake a sandbox.
 func (w *sleepWorld) asked() (routes, wakes int) {
 	w.mu.Lock()
@@ -241,7 +248,7 @@ func observed(t *testing.T, o Options, name string) int {
 func TestHundredRequestsShareOneWake(t *testing.T) {
 	runAsleep(t, nil, func(w *sleepWorld) {
 		sb := sleeper(nil)
-		w.answer = asleepAs(sb, false)
+		w.next(asleepAs(sb, false))
 		requests := []*extprocv3.ProcessingRequest{
 			fromEnvoy("9000-abc." + domain),
 			headersOf(":authority", "9000-abc."+domain, ":path", "/x", ":method", "GET", "upgrade", "websocket"),
@@ -309,7 +316,7 @@ func TestRefusedRequestsNeverWakeASandbox(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			runAsleep(t, nil, func(w *sleepWorld) {
-				w.answer = asleepAs(sleeper(c.change), c.busy)
+				w.next(asleepAs(sleeper(c.change), c.busy))
 				got := <-w.asks(c.request)
 				require.Equal(t, answered{reason: c.reason, code: c.code, retry: c.retry, after: got.after}, got)
 				_, wakes := w.asked()
@@ -322,7 +329,7 @@ func TestRefusedRequestsNeverWakeASandbox(t *testing.T) {
 
 func TestLinkToASleeperIsAnsweredWithoutAWake(t *testing.T) {
 	runAsleep(t, nil, func(w *sleepWorld) {
-		w.answer = asleepAs(sleeper(func(sb *core.Sandbox) { sb.Access = core.AccessToken }), false)
+		w.next(asleepAs(sleeper(func(sb *core.Sandbox) { sb.Access = core.AccessToken }), false))
 		link := accessKey(t).Secret("abc").Link("abc", 8080, time.Now().Add(time.Hour), "/x")
 		got := <-w.asks(headersOf(":authority", "8080-abc."+domain, ":path", "/", ":method", "GET", envoy.LinkHeader, link))
 		require.Equal(t, linkReason, got.reason)
@@ -333,7 +340,7 @@ func TestLinkToASleeperIsAnsweredWithoutAWake(t *testing.T) {
 
 func TestRefusalOfASleeperIsKeptForASecond(t *testing.T) {
 	runAsleep(t, nil, func(w *sleepWorld) {
-		w.answer = asleepAs(sleeper(nil), true)
+		w.next(asleepAs(sleeper(nil), true))
 		for range 10 {
 			require.Equal(t, "sandbox_asleep", (<-w.asks(fromEnvoy("9000-abc." + domain))).reason)
 		}
@@ -350,7 +357,7 @@ func TestRefusalOfASleeperIsKeptForASecond(t *testing.T) {
 func TestWakeThatIsRefusedIsAnsweredAtOnce(t *testing.T) {
 	runAsleep(t, nil, func(w *sleepWorld) {
 		sb := sleeper(nil)
-		w.answer = func(r core.Resolve) core.SendResolved { return core.SendResolved{Sleeper: &sb, Busy: r.Wake} }
+		w.next(func(r core.Resolve) core.SendResolved { return core.SendResolved{Sleeper: &sb, Busy: r.Wake} })
 		got := <-w.asks(fromEnvoy("9000-abc." + domain))
 		require.Equal(t, answered{reason: "sandbox_asleep", code: 503, retry: "1"}, got)
 		require.Zero(t, w.held.len())
@@ -367,18 +374,18 @@ func TestWaitForAWakeEndsWithoutALeader(t *testing.T) {
 	}{
 		"it stays away": {func(w *sleepWorld, _ core.Sandbox) { w.goAway() }, "sandbox_asleep", maxWakeWait},
 		"the next one has woken it": {func(w *sleepWorld, sb core.Sandbox) {
-			w.routes = []core.Sandbox{sb}
+			w.next(asleepAs(sb, false), sb)
 			w.sends(func(stream uint64) core.Effect { return core.CloseStream{Stream: stream} })
 		}, "", 0},
 		"the next one is asked again": {func(w *sleepWorld, sb core.Sandbox) {
-			w.answer = func(core.Resolve) core.SendResolved { return core.SendResolved{Sandbox: &sb} }
+			w.next(func(core.Resolve) core.SendResolved { return core.SendResolved{Sandbox: &sb} })
 			w.sends(func(stream uint64) core.Effect { return core.CloseStream{Stream: stream} })
 		}, "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runAsleep(t, nil, func(w *sleepWorld) {
 				sb := sleeper(nil)
-				w.answer = asleepAs(sb, false)
+				w.next(asleepAs(sb, false))
 				got := w.asks(fromEnvoy("9000-abc." + domain))
 				time.Sleep(time.Second)
 				require.Empty(t, got)
@@ -400,7 +407,7 @@ func TestWaitForAWakeEndsWithoutALeader(t *testing.T) {
 func TestCloseBetweenLookupAndAdmissionStopsTheRequest(t *testing.T) {
 	sb := sleeper(func(sb *core.Sandbox) { sb.Wakeable = false })
 	runAsleep(t, []core.Sandbox{sb}, func(w *sleepWorld) {
-		w.answer = asleepAs(sb, false)
+		w.next(asleepAs(sb, false))
 		require.Equal(t, "10.1.2.3:9000", (<-w.asks(fromEnvoy("9000-abc." + domain))).dst)
 		w.beforeAdmit = func() {
 			w.sends(func(stream uint64) core.Effect {
