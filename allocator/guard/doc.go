@@ -10,6 +10,8 @@
 //	claim_durable    a claim is answered, and a sandbox is configured, started, shown and routed to, only when the
 //	                 fact that bound the ID to the pod is durable
 //	one_binding      a sandbox ID is bound once, a pod is bound once in each of its lives, and a retired pod never
+//	route_awake      a router receives the route of a sandbox only if its latest fact does not say that its processes may
+//	                 be stopped, or if its agent has obeyed the order to continue them that follows from that fact
 //
 // # States
 //
