@@ -95,7 +95,8 @@ func TestShellNeverSeesItsJobStopped(t *testing.T) {
 	}
 	s := serve(t)
 	defer s.freezer.Wake()
-	request := &processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: bash, Args: []string{"--norc", "-i"}}, Pty: &processpb.PTY{}}
+	config := &processpb.ProcessConfig{Cmd: bash, Args: []string{"--norc", "-i"}}
+	request := &processpb.StartRequest{Process: config, Pty: &processpb.PTY{}}
 	p := s.start(context.WithoutCancel(t.Context()), request)
 	s.sendInput(p, typed("sh -c 'while read line; do echo got $line; done'\n"))
 	var all strings.Builder
