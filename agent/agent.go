@@ -53,7 +53,8 @@ type Agent struct {
 	config atomic.Pointer[initbox.Config]
 	// configured is closed when the agent is.
 	configured chan struct{}
-	// boxes bounds the boxes that are read at one time, orders those of orders, calls what is served with the access token.
+	// boxes bounds the boxes that are read at one time, orders those of orders, and calls what is served with the
+	// access token.
 	boxes, orders, calls chan struct{}
 	// configuring is held while a box is opened and its files are written.
 	configuring sync.Mutex
@@ -252,7 +253,9 @@ func (a *Agent) hello(w http.ResponseWriter, _ *http.Request) {
 }
 
 // boxed reads a box for use while it has one of the places. It answers with the error of use.
-func boxed(places chan struct{}, most int64, wait time.Duration, use func(http.ResponseWriter, []byte) error) http.HandlerFunc {
+func boxed(
+	places chan struct{}, most int64, wait time.Duration, use func(http.ResponseWriter, []byte) error,
+) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(wait)) // fails only without a connection, in tests
 		select {

@@ -4,8 +4,8 @@
 //	GET  /health              204 as soon as the agent serves
 //	GET  /init, POST /init    see package initbox
 //	POST /sleep               takes an order of the allocator: see packages initbox and freeze
-//	GET  /busy                200 while a command runs and the sandbox is awake, else 204. It says no more, and needs no token, so
-//	                          that it can be the busyProbe of a pool
+//	GET  /busy                200 while a command runs and the sandbox is awake, else 204. It says no more, and
+//	                          needs no token, so that it can be the busyProbe of a pool
 //	GET  /envs                the environment variables of the sandbox, without its secrets
 //	GET  /metrics             CPU, memory and disk of the sandbox
 //	GET  /metrics/history     the same every 15 s since its configuration, of the last hour. Not in E2B
@@ -17,9 +17,9 @@
 // The states are those of package initbox: an agent that is not configured serves /health, /busy and
 // /init, and answers every other call with 503. It is configured once, for one sandbox, until its process ends.
 //
-// A configured agent is awake or asleep, as package freeze says. While it is asleep it serves /health, /busy, /init, /sleep
-// and /metrics, and answers every other call with 503. Streams that have begun stay open, and no more of their requests is
-// read until it is awake.
+// A configured agent is awake or asleep, as package freeze says. While it is asleep it serves /health, /busy, /init,
+// /sleep and /metrics, and answers every other call with 503. Streams that have begun stay open, and no more of their
+// requests is read until it is awake.
 //
 // Two boxes are read at one time, each for 10 s at most, and others are answered with 503: a box is up to 1.6 MiB
 // of a client that has no token. The same holds for 16 orders of 8 KiB at most, for 2 s.

@@ -18,28 +18,28 @@
 //
 // # Which processes
 //
-// The descendants of the agent, which is the parent of orphans (package children). Where the agent is process 1, as in a
-// container, also those whose parent is outside of its PID namespace, such as those of kubectl exec.
+// The descendants of the agent, which is the parent of orphans (package children). Where the agent is process 1, as
+// in a container, also those whose parent is outside of its PID namespace, such as those of kubectl exec.
 //
 // # Guarantees
 //
-//   - Frozen or kept means that two passes over /proc have found the same processes, that none ended meanwhile, and that no
-//     thread of them ran: each is stopped (T), traced (t), or waits in the kernel (D) with SIGSTOP pending. A parent in
-//     vfork(2) waits in D until its child goes on.
-//   - Processes are stopped by levels. All of one level are stopped before their children get the signal, and children are
-//     continued before their parents. So no shell sees that its job was stopped.
+//   - Frozen or kept means that two passes over /proc have found the same processes, that none ended meanwhile, and
+//     that no thread of them ran: each is stopped (T), traced (t), or waits in the kernel (D) with SIGSTOP pending. A
+//     parent in vfork(2) waits in D until its child goes on.
+//   - Processes are stopped by levels. All of one level are stopped before their children get the signal, and
+//     children are continued before their parents. So no shell sees that its job was stopped.
 //   - A process that was stopped before the freeze stays stopped after the thaw.
 //   - After an error all processes run as before. The error names the process. A freeze takes 5 s at most.
-//   - An order that is older than the newest one that was taken is refused with [ErrSuperseded]. The same order again is
-//     answered as before if what it asks for still holds, and is else carried out again.
+//   - An order that is older than the newest one that was taken is refused with [ErrSuperseded]. The same order again
+//     is answered as before if what it asks for still holds, and is else carried out again.
 //   - The agent starts no process from the beginning of a freeze to the end of the thaw. [Freezer.AfterFunc] does not
 //     count that time.
 //
 // # What breaks them
 //
-// A process that kubectl exec starts later runs, and can continue others. So does the kernel: when it kills a process for
-// want of memory, it continues the jobs that have thereby lost their shell. A number of a process that is used again
-// between two reads of /proc is noticed, but not between a read and its signal. A /proc that is mounted with hidepid
-// hides processes of others from an agent that is not root. Outside of a container, where processes of the machine end all the
-// time, a process that only starts another one and ends can be missed.
+// A process that kubectl exec starts later runs, and can continue others. So does the kernel: when it kills a process
+// for want of memory, it continues the jobs that have thereby lost their shell. A number of a process that is used
+// again between two reads of /proc is noticed, but not between a read and its signal. A /proc that is mounted with
+// hidepid hides processes of others from an agent that is not root. Outside of a container, where processes of the
+// machine end all the time, a process that only starts another one and ends can be missed.
 package freeze

@@ -26,7 +26,8 @@ import (
 	"github.com/berth-sandbox/berth/agent/initbox"
 )
 
-// table reaps for all tests of this package, and is the parent of all processes that they freeze. So they are not parallel.
+// table reaps for all tests of this package, and is the parent of all processes that they freeze. So they are not
+// parallel.
 var table = children.New()
 
 // role is set in the environment of a test's process that is to be another program.
@@ -126,7 +127,8 @@ func freezeRoot(program string) error {
 		return err
 	}
 	defer out.Close()
-	root, err := table.Start(program, []string{"root"}, &syscall.ProcAttr{Env: []string{role + "=root"}, Files: []uintptr{0, theirs.Fd(), 2}})
+	root, err := table.Start(program, []string{"root"}, &syscall.ProcAttr{Env: []string{role + "=root"},
+		Files: []uintptr{0, theirs.Fd(), 2}})
 	theirs.Close()
 	if err != nil {
 		return err
@@ -173,7 +175,8 @@ func program(t testing.TB, path string, argv, env []string) (*children.Child, *b
 	out, theirs, err := os.Pipe()
 	require.NoError(t, err)
 	t.Cleanup(func() { out.Close() })
-	c, err := table.Start(path, argv, &syscall.ProcAttr{Env: env, Files: []uintptr{0, theirs.Fd(), 2}, Sys: &syscall.SysProcAttr{Setsid: true}})
+	c, err := table.Start(path, argv, &syscall.ProcAttr{Env: env, Files: []uintptr{0, theirs.Fd(), 2},
+		Sys: &syscall.SysProcAttr{Setsid: true}})
 	theirs.Close()
 	require.NoError(t, err)
 	return c, bufio.NewReader(out)

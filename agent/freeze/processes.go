@@ -32,7 +32,8 @@ type process struct {
 	level   int // 0: no process that counts is above it
 }
 
-// stopped is one that was stopped here. proven: all its threads were seen stopped, so that the first one speaks for all.
+// stopped is one that was stopped here. proven: all its threads were seen stopped, so that the first one speaks for
+// all.
 type stopped struct {
 	key
 	proven bool
@@ -53,8 +54,8 @@ const maxLost = 10
 // lookEvery is the time between two looks at processes that were told to stop.
 const lookEvery = 200 * time.Microsecond
 
-// stop returns nil when all processes are stopped, or the reason why they are not. Those that were stopped stay so. over is
-// asked before each step: a reason ends it.
+// stop returns nil when all processes are stopped, or the reason why they are not. Those that were stopped stay so.
+// over is asked before each step: a reason ends it.
 func (t *tree) stop(over func() *initbox.Refusal) *initbox.Refusal {
 	var before map[key]bool
 	for lost := 0; ; {
@@ -124,8 +125,8 @@ func dead(state byte) bool { return state == 'Z' || state == 'X' || state == 'x'
 // halted reports whether a thread that has got SIGSTOP runs no code of its program.
 func halted(state byte) bool { return state == 'T' || state == 't' || state == 'D' || dead(state) }
 
-// threadsHalted reports whether all threads are. The kernel gives SIGSTOP to one of several threads first. The others have
-// got it when one is stopped, so that those that wait in the kernel stop before they run code of the program.
+// threadsHalted reports whether all threads are. The kernel gives SIGSTOP to one of several threads first. The others
+// have got it when one is stopped, so that those that wait in the kernel stop before they run code of the program.
 func threadsHalted(p process) bool {
 	if p.threads <= 1 {
 		return halted(p.state)
@@ -256,7 +257,7 @@ func read(file string) (p process, err error) {
 	// The name is in parentheses and can have any byte. The state is the third field.
 	number, _, _ := bytes.Cut(text, []byte{' '})
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	const state, parent, threads, start = 3 - 3, 4 - 3, 20 - 3, 22 - 3
+	const state, parent, threads, start = 0, 1, 17, 19 // from the state on
 	if len(fields) <= start {
 		return p, errors.New(file + ": has too few fields")
 	}

@@ -9,8 +9,8 @@ type timer struct {
 	left time.Duration // while the sandbox is asleep
 }
 
-// AfterFunc calls fn in a goroutine of its own when the sandbox was awake for d, unless stop is called before. Call stop
-// also afterwards.
+// AfterFunc calls fn in a goroutine of its own when the sandbox was awake for d, unless stop is called before. Call
+// stop also afterwards.
 func (f *Freezer) AfterFunc(d time.Duration, fn func()) (stop func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -70,7 +70,8 @@ func TestOrderCheckNamesTheField(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.NotContains(t, err.Error(), "canary")
 	}
-	largest := &initbox.Order{SandboxID: strings.Repeat("\x01", 1024), Kind: initbox.Freeze, Term: math.MaxUint64, Counter: math.MaxUint64}
+	largest := &initbox.Order{SandboxID: strings.Repeat("\x01", 1024), Kind: initbox.Freeze, Term: math.MaxUint64,
+		Counter: math.MaxUint64}
 	k := keys(t, sealer(t, 1))
 	sealed, err := sealer(t, 1).For(k.PublicKey()).SealOrder(largest)
 	require.NoError(t, err)

@@ -92,8 +92,8 @@ func (s *Service) Handler() (string, http.Handler) {
 // clientKey is the key of the context of the client's connection, which has no deadline, in that of a call.
 type clientKey struct{}
 
-// timed returns the context of a stream without the deadline of its call, and calls expire when the sandbox was awake until
-// then. Call stop.
+// timed returns the context of a stream without the deadline of its call, and calls expire when the sandbox was awake
+// until then. Call stop.
 func (s *Service) timed(ctx context.Context, expire func()) (client context.Context, stop func()) {
 	client = ctx.Value(clientKey{}).(context.Context)
 	deadline, ok := ctx.Deadline()

@@ -37,7 +37,7 @@ func TestSilentStreamStaysSilentWhileAsleep(t *testing.T) {
 		defer leave()
 		sent := 0
 		time.AfterFunc(time.Hour-time.Second, func() { asleep = false })
-		err := attached.stream(ctx, nil, time.Minute, func(e *processpb.ProcessEvent) error {
+		err := attached.stream(ctx, nil, time.Minute, func(*processpb.ProcessEvent) error {
 			sent++
 			return nil
 		})

@@ -184,7 +184,7 @@ func (r *running) shell(script, user string) (out string, code int32) {
 // line reads a line that the container's command writes.
 func (r *running) line() string {
 	r.t.Helper()
-	require.NoError(r.t, r.out.SetReadDeadline(time.Now().Add(time.Minute)))
+	require.NoError(r.t, r.out.SetReadDeadline(time.Now().Add(20*time.Second)))
 	var line []byte
 	for b := make([]byte, 1); ; {
 		_, err := r.out.Read(b)
