@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -30,12 +31,13 @@ func (e *env) sleeper(pool, claim string) *sleeper {
 	e.t.Helper()
 	s, _ := e.claimOf(pool, claim)
 	b := &sleeper{e, s, filepath.Join(e.t.TempDir(), "beats")}
-	stream, err := e.agentOf(s).Start(e.t.Context(), connect.NewRequest(&processpb.StartRequest{
+	ctx, leave := context.WithCancel(e.t.Context())
+	defer leave() // a command goes on, and a stream that is open would be use
+	stream, err := e.agentOf(s).Start(ctx, connect.NewRequest(&processpb.StartRequest{
 		Process: &processpb.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", "while :; do echo beat >> " + b.file + "; sleep 0.02; done"}},
 	}))
 	require.NoError(e.t, err)
 	require.True(e.t, stream.Receive(), "%v", stream.Err())
-	e.t.Cleanup(func() { _ = stream.Close() })
 	b.beats(true)
 	return b
 }

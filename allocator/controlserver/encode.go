@@ -27,7 +27,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Release{Release: release}})
 	case core.SendClose:
 		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Resolved{
-			Resolved: &controlv1.Resolved{SandboxId: e.Sandbox.ID, Answer: s.asleep(&e.Sandbox, false)},
+			Resolved: &controlv1.Resolved{SandboxId: e.ID, Answer: starting(0)},
 		}})
 	case core.SendResolved:
 		r := &controlv1.Resolved{SandboxId: e.ID}
@@ -35,7 +35,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		case e.Sandbox != nil:
 			r.Answer = &controlv1.Resolved_Route{Route: s.route(e.Sandbox)}
 		case e.Sleeper != nil:
-			r.Answer = s.asleep(e.Sleeper, e.Busy)
+			r.Answer = &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Route: s.route(e.Sleeper), Wakeable: e.Sleeper.Wakeable, Busy: e.Busy}}
 		case e.Starting:
 			r.Answer = starting(e.Hold)
 		case e.Gone:
@@ -71,10 +71,6 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		return false
 	}
 	return true
-}
-
-func (s *Server) asleep(sleeper *core.Sandbox, busy bool) *controlv1.Resolved_Asleep {
-	return &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Route: s.route(sleeper), Wakeable: sleeper.Wakeable, Busy: busy}}
 }
 
 func (s *Server) snapshot(term uint64, e core.SendSnapshot) []*controlv1.AllocatorMessage {

@@ -42,7 +42,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			core.SendResolved{Stream: n, ID: "unknown"},
 			core.SendResolved{Stream: n, ID: "starting", Starting: true, Hold: 1500 * time.Millisecond},
 			core.SendResolved{Stream: n, ID: "idle", Sandbox: &idle},
-			core.SendClose{Stream: n, Sequence: 5, Sandbox: wakeable},
+			core.SendClose{Stream: n, Sequence: 5, ID: "idle"},
 			core.SendResolved{Stream: n, ID: "idle", Sleeper: &idle, Busy: true},
 			core.SendResolved{Stream: n, ID: "wakeable", Sleeper: &wakeable},
 			core.SendQuiesce{Stream: n, Number: 3, Questions: []core.Question{{ID: "k3x9"}, {ID: "idle", MinBytes: 2048}}},
@@ -68,7 +68,7 @@ func TestEffectsReachTheRouterInOrder(t *testing.T) {
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "unknown", Answer: &controlv1.Resolved_Unknown{Unknown: &controlv1.Unknown{}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "starting", Answer: &controlv1.Resolved_Starting{Starting: &controlv1.Starting{HoldMillis: 1500}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "idle", Answer: &controlv1.Resolved_Route{Route: &controlv1.Route{SandboxId: "idle", PodIp: "10.0.0.1", DefaultPort: 8080, MinBytesPerMinute: 1024}}}}},
-			{Term: 7, Sequence: 5, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "wakeable", Answer: &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Wakeable: true, Route: route("wakeable")}}}}},
+			{Term: 7, Sequence: 5, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "idle", Answer: &controlv1.Resolved_Starting{Starting: &controlv1.Starting{}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "idle", Answer: &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Busy: true, Route: &controlv1.Route{SandboxId: "idle", PodIp: "10.0.0.1", DefaultPort: 8080, MinBytesPerMinute: 1024}}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Resolved{Resolved: &controlv1.Resolved{SandboxId: "wakeable", Answer: &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Wakeable: true, Route: route("wakeable")}}}}},
 			{Term: 7, Message: &controlv1.AllocatorMessage_Quiesce{Quiesce: &controlv1.Quiesce{Number: 3, Questions: []*controlv1.Question{

@@ -202,7 +202,7 @@ func (r *router) hear(e Effect) {
 			delete(r.sent, id)
 		}
 	case SendClose:
-		delete(r.sent, e.Sandbox.ID)
+		delete(r.sent, e.ID)
 	case SendResolved:
 		delete(r.sent, e.ID)
 		if e.Sandbox != nil {
@@ -441,7 +441,11 @@ func (w *world) toRouter(r *router) {
 		}
 		r.cache.Resolve(e.ID, answer)
 	case SendClose:
-		r.cache.Resolve(e.Sandbox.ID, r.asleep(&e.Sandbox, false))
+		if r.gateway == (Gateway{}) { // a router of an earlier version
+			r.cache.Resolve(e.ID, routecache.Answer{Status: routecache.Starting})
+		} else {
+			r.cache.Close(e.ID)
+		}
 		sequence = e.Sequence
 	case SendQuiesce:
 		w.quiesced(r, e)

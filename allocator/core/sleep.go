@@ -13,8 +13,6 @@ import (
 const (
 	// closeWait bounds the closing of a sandbox. It opens again then.
 	closeWait = 30 * time.Second
-	// wakeHold is how long a request may wait for a sandbox that wakes.
-	wakeHold = 30 * time.Second
 	// maxWaking bounds the sandboxes that requests have wake at one time. Calls are not bounded by it.
 	maxWaking = 200
 )
@@ -130,15 +128,13 @@ func (c *Core) resolveSleeper(e *SendResolved, sb *sandboxes.Sandbox, wake bool)
 		asked = false
 	}
 	found := sb.Sandbox
-	switch {
-	case sb.Routable():
+	if sb.Routable() {
 		e.Sandbox = &found
-	case sb.Wakes():
-		e.Starting, e.Hold = true, wakeHold
-	default:
-		found.Wakeable = sb.MayWake()
-		e.Sleeper, e.Busy = &found, asked
+		return
 	}
+	// Not Starting while it wakes: routers would let requests wait that may not reach it.
+	found.Wakeable = sb.MayWake() || sb.Wakes()
+	e.Sleeper, e.Busy = &found, asked
 }
 
 // sendCloses sends the routers the closings that have begun in this step. Requests that they have held for a verdict go
@@ -153,9 +149,7 @@ func (r *routers) sendCloses() {
 			sb := r.sandboxes.Get(id)
 			sequence := r.members.NextSequence(s)
 			r.closings.Sent(s.ID, sequence, []string{id})
-			closed := sb.Sandbox
-			closed.Wakeable = sb.MayWake()
-			r.Emit(SendClose{Stream: s.Stream, Sequence: sequence, Sandbox: closed})
+			r.Emit(SendClose{Stream: s.Stream, Sequence: sequence, ID: id})
 			if why, _ := sb.Closing(); why == sandboxes.WhenIdle {
 				resumed = append(resumed, id)
 			}

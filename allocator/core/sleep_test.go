@@ -52,7 +52,7 @@ func (s *sim) asleep(id string) {
 func TestSandboxIsFrozenWhenNoRouterHasItsRoute(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{}, "q", "r")
 	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
-	if closes := of[SendClose](s.effects); len(closes) != 2 || closes[0].Sandbox.ID != sb.ID || closes[0].Sandbox.Wakeable {
+	if closes := of[SendClose](s.effects); len(closes) != 2 || closes[0].ID != sb.ID {
 		t.Fatalf("sent %+v", closes)
 	}
 	s.joinAndReport("late", 3) // it gets no route
@@ -172,7 +172,7 @@ func TestRequestWakesOnlyWhatItMay(t *testing.T) {
 				none[Thaw](s)
 				return
 			}
-			if !r.Starting || r.Hold != wakeHold {
+			if r.Sleeper == nil || !r.Sleeper.Wakeable || r.Busy {
 				t.Fatalf("%+v", r)
 			}
 			thaw := one[Thaw](s)
@@ -194,14 +194,12 @@ func TestSilentSandboxSleepsAfterItsVerdict(t *testing.T) {
 	q := s.asks(1)
 	s.says(q, 1)
 	none[SandboxReleased](s)
-	if closed := one[SendClose](s); !closed.Sandbox.Wakeable {
-		t.Fatalf("%+v", closed)
-	}
+	one[SendClose](s)
 	one[SendResume](s)
 	s.acked("q", 1)
 	freeze := one[Freeze](s) // a verdict has looked already
 	s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true})
-	if r := one[SendResolved](s); !r.Starting {
+	if r := one[SendResolved](s); r.Sleeper == nil || !r.Sleeper.Wakeable {
 		t.Fatalf("%+v", r)
 	}
 	s.step(Frozen{ID: sb.ID, Revision: freeze.Sandbox.Revision, OK: true})

@@ -98,7 +98,7 @@ func TestReleasedPodIsDeletedOnlyAfterItsFence(t *testing.T) {
 		"an earlier message was":   {unsafe, func(t *term) { t.does(core.SessionAck{Stream: 1, Sequence: 2}); pass(t) }},
 		"it was acknowledged":      {safe, func(t *term) { t.does(core.SessionAck{Stream: 1, Sequence: 3}); pass(t) }},
 		"a later close of another sandbox was": {safe, func(t *term) {
-			t.does(core.Tick{}, core.SendClose{Stream: 1, Sequence: 4, Sandbox: core.Sandbox{Binding: core.Binding{ID: "another"}}})
+			t.does(core.Tick{}, core.SendClose{Stream: 1, Sequence: 4, ID: "another"})
 			t.does(core.SessionAck{Stream: 1, Sequence: 4})
 			pass(t)
 		}},

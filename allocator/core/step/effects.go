@@ -201,12 +201,11 @@ type (
 		IDs      []string
 		Ends     []End
 	}
-	// SendClose has a router forget the route of a sandbox that is about to sleep. It is a SendResolved with a Sleeper
-	// and a sequence.
+	// SendClose has a router forget the route of a sandbox that is about to sleep.
 	SendClose struct {
 		Stream   uint64
 		Sequence uint64
-		Sandbox  fact.Sandbox
+		ID       string
 	}
 	// SendResolved answers a Resolve.
 	SendResolved struct {
