@@ -36,7 +36,7 @@ func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 	template := &pool.Spec.Template
 	template.Metadata.Annotations = map[string]string{"note": word}
 	container := &template.Spec.Containers[0]
-	container.Env = append(container.Env, corev1.EnvVar{Name: "KEY", Value: canary + word})
+	container.Env = append(container.Env, corev1.EnvVar{Name: "KEY", Value: canary}, corev1.EnvVar{Name: "NOTE", Value: word})
 	e.createPool(pool)
 	var a answer
 	e.eventually(func() error { // the API may not have seen the pool yet
