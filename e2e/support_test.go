@@ -85,6 +85,7 @@ func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 		require.NotContains(t, content, s.SandboxID, name)
 	}
 	require.NotContains(t, files["index.json"], "error", "a source has failed")
+	require.Contains(t, files[path.Join("objects", e.site.namespace(), "sandboxpools.json")], `"NOTE"`)
 	wanted := []string{"journal.json", "version.json", "kubernetes-version.json", "state/fences.json",
 		"state/sessions.json", "state/last-active.json"}
 	for _, kind := range []string{"sandboxpools", "sandboxes", "pods", "events", "secrets", "leases"} {
