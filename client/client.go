@@ -318,7 +318,7 @@ func (c *Client) Diagnostics(ctx context.Context, id string) (*openapi.SandboxDi
 	})
 }
 
-// PoolDiagnostics returns a pool and those of its pods that are not ready.
+// PoolDiagnostics returns a pool, those of its pods that are not ready, and those that have failed last.
 func (c *Client) PoolDiagnostics(ctx context.Context, name string) (*openapi.PoolDiagnostics, error) {
 	return call[openapi.PoolDiagnostics](ctx, repeatable, func() (*http.Response, error) {
 		return c.api.DiagnosePool(ctx, name)

@@ -480,6 +480,31 @@ func TestRefusalsOfTheAPIAreShown(t *testing.T) {
 	}
 }
 
+func TestPageOfAPoolShowsItsLatestFailures(t *testing.T) {
+	api := newAPI()
+	api.answers["GET /v1/pools/demo"] = poolOf("demo")
+	s := open(t, api)
+	s.signIn("k-reader")
+	failures := func() string {
+		body := s.get("/console/pools/demo").Body.String()
+		_, part, found := strings.Cut(body, `<section id="failures"`)
+		require.True(t, found, body)
+		part, _, _ = strings.Cut(part, "</section>")
+		return part
+	}
+	require.Contains(t, failures(), "The pods cannot be read now")
+	api.answers["GET /v1/pools/demo/diagnostics"] = openapi.PoolDiagnostics{}
+	require.Contains(t, failures(), "None since the leader began to lead.")
+	api.answers["GET /v1/pools/demo/diagnostics"] = openapi.PoolDiagnostics{Failures: []openapi.PodFailure{
+		{PodName: "demo-2", Reason: "OOMKilled", Message: "container main: exit code 137", At: noon.Add(-time.Minute)}, {PodName: "demo-1", Reason: "Deleted", At: noon},
+	}}
+	part := failures()
+	require.Contains(t, part, "OOMKilled: container main: exit code 137</td>")
+	require.Contains(t, part, "Deleted</td>")
+	require.Contains(t, part, `datetime="2030-01-01T11:59:00Z"`)
+	require.Less(t, strings.Index(part, "demo-2"), strings.Index(part, "demo-1"), "the latest is first")
+}
+
 func TestFormsAnswerBesideTheirFields(t *testing.T) {
 	api := newAPI()
 	api.answers["GET /v1/pools/demo"] = poolOf("demo")
@@ -604,11 +629,13 @@ func TestHostileTextIsShownAsText(t *testing.T) {
 	activity := openapi.Activity{SandboxID: "abc", Kind: hostile, Why: new(hostile), Router: new(hostile), Asks: []string{hostile}, Awaits: []string{hostile}, LastActive: noon}
 	for path, answer := range map[string]any{
 		"/v1/pools": openapi.Pools{Pools: []openapi.Pool{pool}}, "/v1/pools/demo": pool,
-		"/v1/pools/demo/diagnostics": openapi.PoolDiagnostics{Pool: pool, Pods: []openapi.PodDiagnostics{pod}},
-		"/v1/sandboxes":              openapi.SandboxRecords{Sandboxes: []openapi.SandboxRecord{record, ended}},
-		"/v1/last-active":            openapi.LastActive{Sandboxes: []openapi.Activity{activity}},
-		"/v1/sandboxes/abc":          openapi.SandboxExplanation{Sandbox: record, Now: noon, Activity: &activity},
-		"/v1/sandboxes/ended":        openapi.SandboxExplanation{Sandbox: ended, Now: noon},
+		"/v1/pools/demo/diagnostics": openapi.PoolDiagnostics{
+			Pool: pool, Pods: []openapi.PodDiagnostics{pod}, Failures: []openapi.PodFailure{{PodName: hostile, Reason: hostile, Message: hostile, At: noon}},
+		},
+		"/v1/sandboxes":       openapi.SandboxRecords{Sandboxes: []openapi.SandboxRecord{record, ended}},
+		"/v1/last-active":     openapi.LastActive{Sandboxes: []openapi.Activity{activity}},
+		"/v1/sandboxes/abc":   openapi.SandboxExplanation{Sandbox: record, Now: noon, Activity: &activity},
+		"/v1/sandboxes/ended": openapi.SandboxExplanation{Sandbox: ended, Now: noon},
 		"/v1/sandboxes/abc/route": openapi.RouteExplanation{SandboxID: "abc", Why: hostile, PodNotReady: hostile, Fence: &fence, Ports: []int{},
 			Routers: []openapi.RouterOfRoute{{SessionID: hostile, Address: hostile}}},
 		"/v1/sandboxes/abc/diagnostics":   openapi.SandboxDiagnostics{Sandbox: record, Pod: &pod},
