@@ -679,6 +679,29 @@ func TestMissingPartsLeaveTheRestOfAPage(t *testing.T) {
 	require.Contains(t, w.Body.String(), "The log cannot be read now: there is nothing at /v2/sandboxes/abc/logs.")
 }
 
+func TestPageOfASandboxDrawsItsUsage(t *testing.T) {
+	api := newAPI()
+	api.answers["GET /v1/sandboxes/abc"] = openapi.SandboxExplanation{Sandbox: recordOf("abc"), Now: noon}
+	api.answers["GET /sandboxes/abc/metrics"] = []openapi.SandboxMetric{
+		{Timestamp: noon.Add(-time.Minute), CPUUsedPct: 50, CPUCount: 2, MemUsed: 3 << 20}, {Timestamp: noon, CPUUsedPct: 25, CPUCount: 2, MemUsed: 1 << 20},
+	}
+	s := open(t, api)
+	s.signIn("k-reader")
+	body := s.get("/console/sandboxes/abc").Body.String()
+	require.Contains(t, body, "CPUs: latest 0.5, highest 1")
+	require.Contains(t, body, "memory: latest 1 MiB, highest 3 MiB")
+	require.Equal(t, 1, strings.Count(strings.Join(api.made(), "\n"), "/metrics"), "a view of the page asks the agent once")
+
+	api.answers["GET /sandboxes/abc/metrics"] = []openapi.SandboxMetric{{Timestamp: noon, CPUUsedPct: 25}} // no agent
+	body = s.get("/console/sandboxes/abc").Body.String()
+	require.Contains(t, body, `<section id="hour" data-live`) // the script swaps what is there only
+	require.NotContains(t, body, "<figure")
+	api.refusal["GET /sandboxes/abc/metrics"] = http.StatusNotImplemented
+	w := s.get("/console/sandboxes/abc")
+	require.Equal(t, http.StatusOK, w.Code)
+	require.Contains(t, w.Body.String(), "No measurement: the API says why.")
+}
+
 func TestListAsksForOnePageOfTheChosenSandboxes(t *testing.T) {
 	api := newAPI()
 	api.answers["GET /v1/sandboxes"] = openapi.SandboxRecords{Sandboxes: []openapi.SandboxRecord{recordOf("abc")}, NextToken: "t/1"}
