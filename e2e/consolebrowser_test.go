@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -53,7 +54,7 @@ func TestConsoleFromSignInToTheEndOfASandboxInChromium(t *testing.T) {
 	pool := e.otherPool("agents", 3, agentPool)
 	key := e.consoleKey(access.Admin)
 	home := t.TempDir()
-	require.NoError(t, os.Chmod(filepath.Dir(home), 0o755)) // the shell's own user enters it
+	require.NoError(t, errors.Join(os.Chmod(filepath.Dir(home), 0o755), os.Chmod(home, 0o777))) // the shell's own user enters it
 	s := sandboxOf(t, e.as(key, http.MethodPost, "/sandboxes", fmt.Sprintf(
 		`{"templateID":%q,"timeout":900,"envVars":{"HOME":%q},"metadata":{"job":"17"}}`, pool, home)))
 	browseConsole(t, "tour", e.stack.Allocators[0].Console, "KEY="+key, "POOL="+pool, "WARM=4", "SANDBOX="+s.SandboxID,
