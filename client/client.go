@@ -262,8 +262,8 @@ func (c *Client) EventLog(ctx context.Context, id string, limit int) ([]openapi.
 	return *all, nil
 }
 
-// Metrics returns what a sandbox has used in the last hour, as far as that is known, the oldest measurement first. Without an
-// agent it is at most one measurement.
+// Metrics returns what a sandbox has used in the last hour, as far as that is known, the oldest measurement first.
+// Without an agent it is at most one measurement.
 func (c *Client) Metrics(ctx context.Context, id string) ([]openapi.SandboxMetric, error) {
 	all, err := call[[]openapi.SandboxMetric](ctx, repeatable, func() (*http.Response, error) {
 		return c.api.GetSandboxMetrics(ctx, id, &openapi.GetSandboxMetricsParams{})

@@ -54,7 +54,8 @@ func TestConsoleFromSignInToTheEndOfASandboxInChromium(t *testing.T) {
 	pool := e.otherPool("agents", 3, agentPool)
 	key := e.consoleKey(access.Admin)
 	home := t.TempDir()
-	require.NoError(t, errors.Join(os.Chmod(filepath.Dir(home), 0o755), os.Chmod(home, 0o777))) // the shell's own user enters it
+	// The shell's own user enters it.
+	require.NoError(t, errors.Join(os.Chmod(filepath.Dir(home), 0o755), os.Chmod(home, 0o777)))
 	s := sandboxOf(t, e.as(key, http.MethodPost, "/sandboxes", fmt.Sprintf(
 		`{"templateID":%q,"timeout":900,"envVars":{"HOME":%q},"metadata":{"job":"17"}}`, pool, home)))
 	browseConsole(t, "tour", e.stack.Allocators[0].Console, "KEY="+key, "POOL="+pool, "WARM=4", "SANDBOX="+s.SandboxID,
@@ -65,11 +66,14 @@ func TestConsoleFromSignInToTheEndOfASandboxInChromium(t *testing.T) {
 func TestTerminalGoesOnAfterItsGatewayRestartedInChromium(t *testing.T) {
 	e := withBrowser(t, 0)
 	key := e.consoleKey(access.Member)
-	s := sandboxOf(t, e.as(key, http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":900}`, e.otherPool("agents", 1, agentPool))))
+	pool := e.otherPool("agents", 1, agentPool)
+	s := sandboxOf(t, e.as(key, http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":900}`, pool)))
 	envoy := e.stack.Gateways[0].Envoy
 	acts := map[string]func(context.Context) error{
-		"/kill": func(context.Context) error { return envoy.Kill() }, "/start": envoy.Start,
-		"/pause": func(context.Context) error { return envoy.Pause() }, "/resume": func(context.Context) error { return envoy.Resume() },
+		"/kill":   func(context.Context) error { return envoy.Kill() },
+		"/start":  envoy.Start,
+		"/pause":  func(context.Context) error { return envoy.Pause() },
+		"/resume": func(context.Context) error { return envoy.Resume() },
 	}
 	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := acts[r.URL.Path](r.Context()); err != nil {

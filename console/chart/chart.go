@@ -99,8 +99,8 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'g', 3, 64)
 }
 
-// top returns the upper end of the scale: the next of 1, 2 and 5 times a power of ten that no value exceeds, or the next
-// power of two for bytes.
+// top returns the upper end of the scale: the next of 1, 2 and 5 times a power of ten that no value exceeds, or the
+// next power of two for bytes.
 func (c *Chart) top() float64 {
 	highest := 0.0
 	for i := range c.Lines {

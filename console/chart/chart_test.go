@@ -102,7 +102,9 @@ func TestUsageFallsIntoTheHourBeforeTheLatestMeasurement(t *testing.T) {
 }
 
 func TestBytesAreShownInTheLargestUnitBelow(t *testing.T) {
-	for v, text := range map[float64]string{0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536 << 10: "1.5 MiB", 1 << 30: "1 GiB", 1 << 60: "1048576 TiB"} {
+	for v, text := range map[float64]string{
+		0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536 << 10: "1.5 MiB", 1 << 30: "1 GiB", 1 << 60: "1048576 TiB",
+	} {
 		require.Equal(t, text, Bytes.Format(v))
 	}
 }

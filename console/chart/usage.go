@@ -27,8 +27,12 @@ func OfUsage(measured []openapi.SandboxMetric) []Chart {
 		memory.Values[at] = max(cmpNaN(memory.Values[at], 0), float64(m.MemUsed))
 		counts[at], known[at] = n+1, true
 	}
-	return []Chart{
-		{ID: "chart-cpu", Title: "CPUs in use", Unit: Count, From: from, To: to, Lines: []Line{cpu}, Known: known},
-		{ID: "chart-memory", Title: "Memory in use", Unit: Bytes, From: from, To: to, Lines: []Line{memory}, Known: known, Peak: true},
+	all := []Chart{
+		{ID: "chart-cpu", Title: "CPUs in use", Unit: Count, Lines: []Line{cpu}},
+		{ID: "chart-memory", Title: "Memory in use", Unit: Bytes, Lines: []Line{memory}, Peak: true},
 	}
+	for i := range all {
+		all[i].From, all[i].To, all[i].Known = from, to, known
+	}
+	return all
 }
