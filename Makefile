@@ -183,6 +183,11 @@ bench-claims: ground
 	go test ./allocator/rest -run '^$$' -bench 'Create$$'
 	go test ./bench -run '^$$' -bench 'Claim|Batch|NoisyTeam|Drain|Lives|Handover|Memory' -benchtime 1x -timeout 60m -v
 
+## bench-console: what pages of the console cost a leader with 5,000 sandboxes
+.PHONY: bench-console
+bench-console:
+	go test ./allocator -run '^$$' -bench 'Console$$' -benchtime 300x
+
 ## bench-demand: how many claims find a warm pod in four minutes with bursts, and what that costs, beside a fixed pool; on pods without processes
 .PHONY: bench-demand
 bench-demand: ground

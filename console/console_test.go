@@ -726,6 +726,28 @@ func TestListAsksForOnePageOfTheChosenSandboxes(t *testing.T) {
 	require.Contains(t, strings.Join(api.made(), "\n"), "prefix=abc&phase=starting,running,released,ended&")
 }
 
+func TestListShowsUseAndEndOfEachSandbox(t *testing.T) {
+	api := newAPI()
+	live, gone := recordOf("live"), recordOf("gone")
+	gone.Phase, gone.Reason, gone.ReleasedAt = openapi.RecordPhaseEnded, "IdleTimeout", new(noon.Add(-2*time.Hour))
+	api.answers["GET /v1/sandboxes"] = openapi.SandboxRecords{Sandboxes: []openapi.SandboxRecord{live, gone}}
+	api.answers["GET /v1/last-active"] = openapi.LastActive{Sandboxes: []openapi.Activity{{
+		SandboxID: "live", LastActive: noon.Add(-20 * time.Minute), Next: &openapi.NextRelease{Reason: openapi.EndTime, At: noon.Add(90 * time.Second)},
+	}}}
+	s := open(t, api)
+	s.signIn("k-admin")
+	list := s.get("/console/sandboxes?phase=all").Body.String()
+	for _, want := range []string{
+		`<td><time datetime="2030-01-01T11:40:00Z" title="2030-01-01 11:40:00 UTC">20 min ago</time></td>`,
+		`<td><time datetime="2030-01-01T12:01:30Z" title="2030-01-01 12:01:30 UTC">in 1 min 30 s</time> <span class="quiet">end time</span></td>`,
+		`<td><time datetime="2030-01-01T10:00:00Z" title="2030-01-01 10:00:00 UTC">2 h 0 min ago</time> <span class="quiet">idle timeout</span></td>`,
+		`href="/console/sandboxes/live/end"`,
+	} {
+		require.Contains(t, list, want)
+	}
+	require.NotContains(t, list, `href="/console/sandboxes/gone/end"`)
+}
+
 func TestFullPageHasBoundedBytes(t *testing.T) {
 	api := newAPI()
 	var page openapi.SandboxRecords

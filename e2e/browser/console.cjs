@@ -263,7 +263,7 @@ const scenarios = {
     await signIn(page, env.KEY)
     await page.getByRole('heading', { name: 'Overview', level: 1 }).waitFor()
     const spent = []
-    for (let i = 0; i < 9; i++) {
+    for (let i = 0; i < 10; i++) {
       const answer = await page.goto(at('sandboxes'))
       const bytes = (await answer.body()).length
       assert.ok(bytes < 200 << 10, `${bytes} bytes`)
@@ -273,8 +273,11 @@ const scenarios = {
       })
       spent.push([server, paint, bytes])
     }
-    spent.sort((a, b) => a[0] - b[0])
-    console.log(`median of 9: answered within ${spent[4][0].toFixed(0)} ms, painted at ${spent[4][1]?.toFixed(0)} ms, ${spent[4][2]} bytes`)
+    const of = (n) => {
+      const sorted = spent.map((one) => one[n]).sort((a, b) => a - b)
+      return `${((sorted[4] + sorted[5]) / 2).toFixed(0)} (${sorted[0].toFixed(0)} to ${sorted[9].toFixed(0)})`
+    }
+    console.log(`medians of 10: answered within ${of(0)} ms, painted at ${of(1)} ms, ${of(2)} bytes`)
     await page.getByRole('link', { name: 'Next page' }).click()
     await page.getByRole('link', { name: 'First page' }).waitFor()
     await page.getByLabel('ID, or its begin').fill(env.SANDBOX)
