@@ -56,8 +56,9 @@ test-core:
 test-memory:
 	nice -n 19 go test $(TEST_FLAGS) ./allocator -run '^TestFullJournalTakeoverNeedsHalfTheMemory$$'
 # A module of its own.
+# The tests read files of the chart, which the test cache of that module does not see.
 test-monitoring:
-	cd tools/monitoring && nice -n 19 go test $(TEST_FLAGS) ./...
+	cd tools/monitoring && nice -n 19 go test $(TEST_FLAGS) -count=1 ./...
 test-packages:
 	nice -n 19 go test $(RACE) $(TEST_FLAGS) -p 3 $$(go list ./... | grep -v -x -F "$$(go list $(SUITES) $(CORE))")
 
@@ -182,6 +183,11 @@ bench-claims: ground
 	go test ./allocator -run '^$$' -bench 'List$$'
 	go test ./allocator/rest -run '^$$' -bench 'Create$$'
 	go test ./bench -run '^$$' -bench 'Claim|Batch|NoisyTeam|Drain|Lives|Handover|Memory' -benchtime 1x -timeout 60m -v
+
+## bench-console: what pages of the console cost a leader with 5,000 sandboxes
+.PHONY: bench-console
+bench-console:
+	go test ./allocator -run '^$$' -bench 'Console$$' -benchtime 300x
 
 ## bench-demand: how many claims find a warm pod in four minutes with bursts, and what that costs, beside a fixed pool; on pods without processes
 .PHONY: bench-demand

@@ -22,7 +22,9 @@ import (
 	"github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/internal/tracing"
 )
 
 // Leader implements rest.Allocator.
@@ -48,7 +50,7 @@ func (a *Allocator) Claim(ctx context.Context, pool string, ev core.Claim) (core
 	end(e.Sandbox)
 	a.metrics.claims.WithLabelValues(outcome(err)).Inc()
 	if err == nil {
-		a.metrics.claimed.Observe(time.Since(began).Seconds())
+		metric.Observe(a.metrics.claimed, time.Since(began).Seconds(), tracing.From(ctx).TraceID())
 	}
 	return e.Sandbox, err
 }

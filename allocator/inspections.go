@@ -33,6 +33,13 @@ func (a *Allocator) PendingPods(ctx context.Context, pool string, most int) ([]c
 	return read(ctx, a, func(c core.View) ([]core.PodKey, int) { return c.PendingPods(key, most) })
 }
 
+// PodFailures implements rest.Allocator.
+func (a *Allocator) PodFailures(ctx context.Context, pool string) ([]core.PodFailure, error) {
+	key := core.PoolKey{Namespace: a.o.Namespace, Name: pool}
+	all, _, err := read(ctx, a, func(c core.View) ([]core.PodFailure, bool) { return c.PodFailures(key), true })
+	return all, err
+}
+
 // Logs implements rest.Allocator.
 func (a *Allocator) Logs(ctx context.Context, key core.PodKey, o inspect.LogOptions) (io.ReadCloser, error) {
 	log, err := a.inspect.Logs(ctx, key, o)

@@ -1,6 +1,7 @@
 package charts
 
 import (
+	"fmt"
 	"maps"
 	"net"
 	"os"
@@ -543,39 +544,58 @@ func TestAutoscalerCountsTheThreadsOfEnvoy(t *testing.T) {
 	require.Empty(t, objectsOf[*autoscalingv2.HorizontalPodAutoscaler](render(t, "minimal")))
 }
 
-// Whatever is in front sends all hosts of the gateway to its Service, on any path and for any time.
-func TestRoutesLeadAllHostsToTheGateway(t *testing.T) {
+// Whatever is in front sends all hosts of a Service to it, on any path and for any time.
+func TestRoutesLeadAllHostsToTheirService(t *testing.T) {
 	all := render(t, "full")
-	hosts := []string{"*.sandbox.example.com", "sandbox.example.com", "gateway.example.com", "api.example.com"}
-	service := findService(t, all, "berth-gateway")
-	ingresses := objectsOf[*networkingv1.Ingress](all)
-	require.Len(t, ingresses, 1)
-	ingress := ingresses[0]
-	require.Equal(t, []networkingv1.IngressTLS{{Hosts: hosts, SecretName: "wildcard"}}, ingress.Spec.TLS)
-	require.Equal(t, "nginx", *ingress.Spec.IngressClassName)
-	require.Equal(t, map[string]string{"nginx.ingress.kubernetes.io/proxy-read-timeout": "3600"}, ingress.Annotations)
-	var served []string
-	for _, rule := range ingress.Spec.Rules {
-		served = append(served, rule.Host)
-		prefix := networkingv1.PathTypePrefix
-		require.Equal(t, []networkingv1.HTTPIngressPath{{Path: "/", PathType: &prefix, Backend: networkingv1.IngressBackend{
-			Service: &networkingv1.IngressServiceBackend{Name: service.Name, Port: networkingv1.ServiceBackendPort{Name: service.Spec.Ports[0].Name}},
-		}}}, rule.HTTP.Paths)
-	}
-	require.Equal(t, hosts, served)
+	for name, c := range map[string]struct {
+		hosts                 []string
+		class, secret, parent string
+		port                  int32
+		annotations, ofRoute  map[string]string
+	}{
+		"berth-gateway": {
+			hosts: []string{"*.sandbox.example.com", "sandbox.example.com", "gateway.example.com", "api.example.com"},
+			class: "nginx", secret: "wildcard", parent: "{name: public, namespace: gateways}", port: 8080,
+			annotations: map[string]string{"nginx.ingress.kubernetes.io/proxy-read-timeout": "3600"}, ofRoute: map[string]string{"example.com/team": "edge"},
+		},
+		"berth-console": {
+			hosts: []string{"console.example.com"},
+			class: "internal", secret: "console", parent: "{name: public, namespace: gateways, sectionName: https}", port: 8082,
+			annotations: map[string]string{"example.com/allow": "192.0.2.0/24"}, ofRoute: map[string]string{"example.com/team": "console"},
+		},
+	} {
+		service := findService(t, all, name)
+		require.Equal(t, c.port, service.Spec.Ports[0].Port)
+		ingresses := slices.DeleteFunc(objectsOf[*networkingv1.Ingress](all), func(o *networkingv1.Ingress) bool { return o.Name != name })
+		require.Len(t, ingresses, 1)
+		ingress := ingresses[0]
+		require.Equal(t, []networkingv1.IngressTLS{{Hosts: c.hosts, SecretName: c.secret}}, ingress.Spec.TLS)
+		require.Equal(t, c.class, *ingress.Spec.IngressClassName)
+		require.Equal(t, c.annotations, ingress.Annotations)
+		require.Equal(t, service.Labels, ingress.Labels)
+		var served []string
+		for _, rule := range ingress.Spec.Rules {
+			served = append(served, rule.Host)
+			prefix := networkingv1.PathTypePrefix
+			require.Equal(t, []networkingv1.HTTPIngressPath{{Path: "/", PathType: &prefix, Backend: networkingv1.IngressBackend{
+				Service: &networkingv1.IngressServiceBackend{Name: service.Name, Port: networkingv1.ServiceBackendPort{Name: service.Spec.Ports[0].Name}},
+			}}}, rule.HTTP.Paths)
+		}
+		require.Equal(t, c.hosts, served)
 
-	routes := slices.DeleteFunc(all, func(o object) bool { return o.GetKind() != "HTTPRoute" })
-	require.Len(t, routes, 1)
-	require.Equal(t, "gateway.networking.k8s.io/v1", routes[0].GetAPIVersion())
-	require.Equal(t, map[string]string{"example.com/team": "edge"}, routes[0].GetAnnotations())
-	raw, err := yaml.Marshal(routes[0].Object["spec"])
-	require.NoError(t, err)
-	require.YAMLEq(t, `
-parentRefs: [{name: public, namespace: gateways}]
-hostnames: ["*.sandbox.example.com", sandbox.example.com, gateway.example.com, api.example.com]
-rules: [{timeouts: {request: 0s}, backendRefs: [{name: berth-gateway, port: 8080}]}]
-`, string(raw))
-	require.EqualValues(t, 8080, service.Spec.Ports[0].Port)
+		routes := slices.DeleteFunc(slices.Clone(all), func(o object) bool { return o.GetKind() != "HTTPRoute" || o.GetName() != name })
+		require.Len(t, routes, 1)
+		require.Equal(t, "gateway.networking.k8s.io/v1", routes[0].GetAPIVersion())
+		require.Equal(t, c.ofRoute, routes[0].GetAnnotations())
+		require.Equal(t, service.Labels, routes[0].GetLabels())
+		raw, err := yaml.Marshal(routes[0].Object["spec"])
+		require.NoError(t, err)
+		require.YAMLEq(t, fmt.Sprintf(`
+parentRefs: [%s]
+hostnames: ["%s"]
+rules: [{timeouts: {request: 0s}, backendRefs: [{name: %s, port: %d}]}]
+`, c.parent, strings.Join(c.hosts, `", "`), name, c.port), string(raw))
+	}
 	for _, o := range render(t, "minimal") {
 		require.NotContains(t, []string{"HTTPRoute", "Ingress"}, o.GetKind())
 	}

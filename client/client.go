@@ -279,7 +279,8 @@ func (c *Client) EventLog(ctx context.Context, id string, limit int) ([]openapi.
 	return *all, nil
 }
 
-// Metrics returns what a sandbox uses: at most one measurement.
+// Metrics returns what a sandbox has used in the last hour, as far as that is known, the oldest measurement first.
+// Without an agent it is at most one measurement.
 func (c *Client) Metrics(ctx context.Context, id string) ([]openapi.SandboxMetric, error) {
 	all, err := call[[]openapi.SandboxMetric](ctx, repeatable, func() (*http.Response, error) {
 		return c.api.GetSandboxMetrics(ctx, id, &openapi.GetSandboxMetricsParams{})
@@ -335,7 +336,7 @@ func (c *Client) Diagnostics(ctx context.Context, id string) (*openapi.SandboxDi
 	})
 }
 
-// PoolDiagnostics returns a pool and those of its pods that are not ready.
+// PoolDiagnostics returns a pool, those of its pods that are not ready, and those that have failed last.
 func (c *Client) PoolDiagnostics(ctx context.Context, name string) (*openapi.PoolDiagnostics, error) {
 	return call[openapi.PoolDiagnostics](ctx, repeatable, func() (*http.Response, error) {
 		return c.api.DiagnosePool(ctx, name)

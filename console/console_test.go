@@ -480,6 +480,31 @@ func TestRefusalsOfTheAPIAreShown(t *testing.T) {
 	}
 }
 
+func TestPageOfAPoolShowsItsLatestFailures(t *testing.T) {
+	api := newAPI()
+	api.answers["GET /v1/pools/demo"] = poolOf("demo")
+	s := open(t, api)
+	s.signIn("k-reader")
+	failures := func() string {
+		body := s.get("/console/pools/demo").Body.String()
+		_, part, found := strings.Cut(body, `<section id="failures"`)
+		require.True(t, found, body)
+		part, _, _ = strings.Cut(part, "</section>")
+		return part
+	}
+	require.Contains(t, failures(), "The pods cannot be read now")
+	api.answers["GET /v1/pools/demo/diagnostics"] = openapi.PoolDiagnostics{}
+	require.Contains(t, failures(), "None since the leader began to lead.")
+	api.answers["GET /v1/pools/demo/diagnostics"] = openapi.PoolDiagnostics{Failures: []openapi.PodFailure{
+		{PodName: "demo-2", Reason: "OOMKilled", Message: "container main: exit code 137", At: noon.Add(-time.Minute)}, {PodName: "demo-1", Reason: "Deleted", At: noon},
+	}}
+	part := failures()
+	require.Contains(t, part, "OOMKilled: container main: exit code 137</td>")
+	require.Contains(t, part, "Deleted</td>")
+	require.Contains(t, part, `datetime="2030-01-01T11:59:00Z"`)
+	require.Less(t, strings.Index(part, "demo-2"), strings.Index(part, "demo-1"), "the latest is first")
+}
+
 func TestFormsAnswerBesideTheirFields(t *testing.T) {
 	api := newAPI()
 	api.answers["GET /v1/pools/demo"] = poolOf("demo")
@@ -604,11 +629,13 @@ func TestHostileTextIsShownAsText(t *testing.T) {
 	activity := openapi.Activity{SandboxID: "abc", Kind: hostile, Why: new(hostile), Router: new(hostile), Asks: []string{hostile}, Awaits: []string{hostile}, LastActive: noon}
 	for path, answer := range map[string]any{
 		"/v1/pools": openapi.Pools{Pools: []openapi.Pool{pool}}, "/v1/pools/demo": pool,
-		"/v1/pools/demo/diagnostics": openapi.PoolDiagnostics{Pool: pool, Pods: []openapi.PodDiagnostics{pod}},
-		"/v1/sandboxes":              openapi.SandboxRecords{Sandboxes: []openapi.SandboxRecord{record, ended}},
-		"/v1/last-active":            openapi.LastActive{Sandboxes: []openapi.Activity{activity}},
-		"/v1/sandboxes/abc":          openapi.SandboxExplanation{Sandbox: record, Now: noon, Activity: &activity},
-		"/v1/sandboxes/ended":        openapi.SandboxExplanation{Sandbox: ended, Now: noon},
+		"/v1/pools/demo/diagnostics": openapi.PoolDiagnostics{
+			Pool: pool, Pods: []openapi.PodDiagnostics{pod}, Failures: []openapi.PodFailure{{PodName: hostile, Reason: hostile, Message: hostile, At: noon}},
+		},
+		"/v1/sandboxes":       openapi.SandboxRecords{Sandboxes: []openapi.SandboxRecord{record, ended}},
+		"/v1/last-active":     openapi.LastActive{Sandboxes: []openapi.Activity{activity}},
+		"/v1/sandboxes/abc":   openapi.SandboxExplanation{Sandbox: record, Now: noon, Activity: &activity},
+		"/v1/sandboxes/ended": openapi.SandboxExplanation{Sandbox: ended, Now: noon},
 		"/v1/sandboxes/abc/route": openapi.RouteExplanation{SandboxID: "abc", Why: hostile, PodNotReady: hostile, Fence: &fence, Ports: []int{},
 			Routers: []openapi.RouterOfRoute{{SessionID: hostile, Address: hostile}}},
 		"/v1/sandboxes/abc/diagnostics":   openapi.SandboxDiagnostics{Sandbox: record, Pod: &pod},
@@ -652,6 +679,29 @@ func TestMissingPartsLeaveTheRestOfAPage(t *testing.T) {
 	require.Contains(t, w.Body.String(), "The log cannot be read now: there is nothing at /v2/sandboxes/abc/logs.")
 }
 
+func TestPageOfASandboxDrawsItsUsage(t *testing.T) {
+	api := newAPI()
+	api.answers["GET /v1/sandboxes/abc"] = openapi.SandboxExplanation{Sandbox: recordOf("abc"), Now: noon}
+	api.answers["GET /sandboxes/abc/metrics"] = []openapi.SandboxMetric{
+		{Timestamp: noon.Add(-time.Minute), CPUUsedPct: 50, CPUCount: 2, MemUsed: 3 << 20}, {Timestamp: noon, CPUUsedPct: 25, CPUCount: 2, MemUsed: 1 << 20},
+	}
+	s := open(t, api)
+	s.signIn("k-reader")
+	body := s.get("/console/sandboxes/abc").Body.String()
+	require.Contains(t, body, "CPUs: latest 0.5, highest 1")
+	require.Contains(t, body, "memory: latest 1 MiB, highest 3 MiB")
+	require.Equal(t, 1, strings.Count(strings.Join(api.made(), "\n"), "/metrics"), "a view of the page asks the agent once")
+
+	api.answers["GET /sandboxes/abc/metrics"] = []openapi.SandboxMetric{{Timestamp: noon, CPUUsedPct: 25}} // no agent
+	body = s.get("/console/sandboxes/abc").Body.String()
+	require.Contains(t, body, `<section id="hour" data-live`) // the script swaps what is there only
+	require.NotContains(t, body, "<figure")
+	api.refusal["GET /sandboxes/abc/metrics"] = http.StatusNotImplemented
+	w := s.get("/console/sandboxes/abc")
+	require.Equal(t, http.StatusOK, w.Code)
+	require.Contains(t, w.Body.String(), "No measurement: the API says why.")
+}
+
 func TestListAsksForOnePageOfTheChosenSandboxes(t *testing.T) {
 	api := newAPI()
 	api.answers["GET /v1/sandboxes"] = openapi.SandboxRecords{Sandboxes: []openapi.SandboxRecord{recordOf("abc")}, NextToken: "t/1"}
@@ -674,6 +724,28 @@ func TestListAsksForOnePageOfTheChosenSandboxes(t *testing.T) {
 
 	s.get("/console/sandboxes?id=abc")
 	require.Contains(t, strings.Join(api.made(), "\n"), "prefix=abc&phase=starting,running,released,ended&")
+}
+
+func TestListShowsUseAndEndOfEachSandbox(t *testing.T) {
+	api := newAPI()
+	live, gone := recordOf("live"), recordOf("gone")
+	gone.Phase, gone.Reason, gone.ReleasedAt = openapi.RecordPhaseEnded, "IdleTimeout", new(noon.Add(-2*time.Hour))
+	api.answers["GET /v1/sandboxes"] = openapi.SandboxRecords{Sandboxes: []openapi.SandboxRecord{live, gone}}
+	api.answers["GET /v1/last-active"] = openapi.LastActive{Sandboxes: []openapi.Activity{{
+		SandboxID: "live", LastActive: noon.Add(-20 * time.Minute), Next: &openapi.NextRelease{Reason: openapi.EndTime, At: noon.Add(90 * time.Second)},
+	}}}
+	s := open(t, api)
+	s.signIn("k-admin")
+	list := s.get("/console/sandboxes?phase=all").Body.String()
+	for _, want := range []string{
+		`<td><time datetime="2030-01-01T11:40:00Z" title="2030-01-01 11:40:00 UTC">20 min ago</time></td>`,
+		`<td><time datetime="2030-01-01T12:01:30Z" title="2030-01-01 12:01:30 UTC">in 1 min 30 s</time> <span class="quiet">end time</span></td>`,
+		`<td><time datetime="2030-01-01T10:00:00Z" title="2030-01-01 10:00:00 UTC">2 h 0 min ago</time> <span class="quiet">idle timeout</span></td>`,
+		`href="/console/sandboxes/live/end"`,
+	} {
+		require.Contains(t, list, want)
+	}
+	require.NotContains(t, list, `href="/console/sandboxes/gone/end"`)
 }
 
 func TestFullPageHasBoundedBytes(t *testing.T) {

@@ -74,14 +74,22 @@ func (v *visit) charts() (all []template.HTML, problem string) {
 	if err != nil {
 		return nil, sentence("the last hour is not known now: " + reasonOf(err))
 	}
-	for _, one := range chart.Of(h, v.c.o.Now()) {
+	if all, err = drawn(chart.Of(h, v.c.o.Now())); err != nil {
+		return nil, sentence("the last hour cannot be drawn: " + err.Error())
+	}
+	return all, ""
+}
+
+// drawn returns charts as parts of a page.
+func drawn(charts []chart.Chart) (all []template.HTML, err error) {
+	for i := range charts {
 		var out strings.Builder
-		if err := one.Draw(&out); err != nil {
-			return nil, sentence("the last hour cannot be drawn: " + err.Error())
+		if err := charts[i].Draw(&out); err != nil {
+			return nil, err
 		}
 		all = append(all, template.HTML(out.String())) //nolint:gosec // html/template has made it
 	}
-	return all, ""
+	return all, nil
 }
 
 // poolCards are the sums over all pools.

@@ -201,9 +201,9 @@ func (c *Console) funcs() template.FuncMap {
 		},
 		"badge":       func(kind, text string) badge { return badge{kind, text} },
 		"stamp":       stamp,
-		"iso":         func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-		"ago":         func(t time.Time) string { return ago(c.o.Now().Sub(t)) },
-		"until":       func(t time.Time) string { return until(t.Sub(c.o.Now())) },
+		"iso":         iso,
+		"past":        func(t time.Time) template.HTML { return element(t, ago(c.o.Now().Sub(t))) },
+		"future":      func(t time.Time) template.HTML { return element(t, until(t.Sub(c.o.Now()))) },
 		"clip":        clip,
 		"keys":        sortedKeys,
 		"words":       func(v any) string { return words(fmt.Sprint(v)) },
@@ -247,6 +247,15 @@ func clip(text string) string {
 		return text
 	}
 	return strings.ToValidUTF8(text[:maxText], "") + "… (" + fmt.Sprint(len(text)-maxText) + " more bytes)"
+}
+
+func iso(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// element shows a time as a text, which has no character to escape. A list has hundreds: as a template each would take
+// six calls by reflection.
+func element(t time.Time, text string) template.HTML {
+	//nolint:gosec // digits and words of this package
+	return template.HTML(`<time datetime="` + iso(t) + `" title="` + stamp(t) + `">` + text + `</time>`)
 }
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }

@@ -54,6 +54,7 @@ type poolData struct {
 	poolRow
 	// Pods are those that are not ready. PodsProblem says why they are not known.
 	Pods        []openapi.PodDiagnostics
+	Failures    []openapi.PodFailure
 	Others      int
 	PodsProblem string
 	// Scales: the person may change the size. Form has what was entered, and Errors the sentence for each field.
@@ -79,7 +80,7 @@ func (v *visit) pool(form, wrong map[string]string) (page, error) {
 			d.PodsProblem = sentence("the pods cannot be read now: " + reasonOf(err))
 			return nil
 		}
-		d.Pods, d.Others = found.Pods, found.PodsOthers
+		d.Pods, d.Others, d.Failures = found.Pods, found.PodsOthers, found.Failures
 		return nil
 	})
 	if err := all.Wait(); err != nil {

@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"fmt"
+	"html/template"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/console/chart"
 )
 
 // Bounds of the parts of the page of one sandbox.
@@ -39,6 +41,7 @@ type sandboxData struct {
 	Route    *openapi.RouteExplanation
 	Events   []event
 	Usage    *openapi.SandboxMetric
+	Charts   []template.HTML // of its usage in the last hour; none without an agent
 	Log      []openapi.SandboxLogEntry
 	LastLog  []string // of an ended sandbox
 	Pod      *openapi.PodDiagnostics
@@ -117,9 +120,11 @@ func (d *sandboxData) readAccess(ctx context.Context, v *visit, id string) error
 
 func (d *sandboxData) readUsage(ctx context.Context, v *visit, id string) error {
 	all, err := v.api.Metrics(ctx, id)
-	if err == nil && len(all) > 0 {
-		d.Usage = &all[len(all)-1]
+	if err != nil || len(all) == 0 {
+		return err
 	}
+	d.Usage = &all[len(all)-1]
+	d.Charts, err = drawn(chart.OfUsage(all))
 	return err
 }
 

@@ -14,13 +14,17 @@ import (
 // listLength is how many sandboxes a page of the list has.
 const listLength = 100
 
+// sandboxRow has what a row shows and no more, because a template looks fields up by name.
 type sandboxRow struct {
-	openapi.SandboxRecord
-	State badge
-	// Used is the latest use of a live sandbox, and Next its next end without further use. Either may not be known.
-	Used *time.Time
-	Next *openapi.NextRelease
-	Live bool
+	ID, Path         string
+	State            badge
+	Live             bool
+	Pool, Team, User string
+	Claimed          time.Time
+	// Used is the latest use of a live sandbox. End is its next end without further use, or when it was released, and
+	// Why the reason. They may not be known.
+	Used, End *time.Time
+	Why       string
 }
 
 type sandboxesData struct {
@@ -153,10 +157,16 @@ func (v *visit) rows(records []openapi.SandboxRecord) []sandboxRow {
 	rows := make([]sandboxRow, 0, len(records))
 	var live []string
 	for _, r := range records {
-		rows = append(rows, sandboxRow{SandboxRecord: r, State: stateOf[r.Phase], Live: isLive(r.Phase)})
-		if isLive(r.Phase) {
-			live = append(live, r.SandboxID)
+		row := sandboxRow{
+			ID: r.SandboxID, Path: base + "/sandboxes/" + url.PathEscape(r.SandboxID), State: stateOf[r.Phase],
+			Live: isLive(r.Phase), Pool: r.Pool, Team: r.Team, User: r.User, Claimed: r.ClaimedAt,
 		}
+		if row.Live {
+			live = append(live, r.SandboxID)
+		} else {
+			row.End, row.Why = r.ReleasedAt, words(r.Reason)
+		}
+		rows = append(rows, row)
 	}
 	if len(live) == 0 {
 		return rows
@@ -172,8 +182,12 @@ func (v *visit) rows(records []openapi.SandboxRecord) []sandboxRow {
 		byID[used.Sandboxes[i].SandboxID] = &used.Sandboxes[i]
 	}
 	for i := range rows {
-		if a := byID[rows[i].SandboxID]; a != nil {
-			rows[i].Used, rows[i].Next = &a.LastActive, a.Next
+		a := byID[rows[i].ID]
+		if a == nil {
+			continue
+		}
+		if rows[i].Used = &a.LastActive; a.Next != nil {
+			rows[i].End, rows[i].Why = &a.Next.At, words(string(a.Next.Reason))
 		}
 	}
 	return rows

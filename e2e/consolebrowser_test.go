@@ -3,8 +3,10 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,12 +54,35 @@ func TestConsoleFromSignInToTheEndOfASandboxInChromium(t *testing.T) {
 	pool := e.otherPool("agents", 3, agentPool)
 	key := e.consoleKey(access.Admin)
 	home := t.TempDir()
-	require.NoError(t, os.Chmod(filepath.Dir(home), 0o755)) // the shell's own user enters it
+	// The shell's own user enters it.
+	require.NoError(t, errors.Join(os.Chmod(filepath.Dir(home), 0o755), os.Chmod(home, 0o777)))
 	s := sandboxOf(t, e.as(key, http.MethodPost, "/sandboxes", fmt.Sprintf(
 		`{"templateID":%q,"timeout":900,"envVars":{"HOME":%q},"metadata":{"job":"17"}}`, pool, home)))
 	browseConsole(t, "tour", e.stack.Allocators[0].Console, "KEY="+key, "POOL="+pool, "WARM=4", "SANDBOX="+s.SandboxID,
 		"DIR="+filepath.Join(home, "work"), "DOMAIN="+browserDomain, "ADDRESS="+e.stack.Gateways[0].Addr.Addr().String())
 	require.False(t, e.live(s))
+}
+
+func TestTerminalGoesOnAfterItsGatewayRestartedInChromium(t *testing.T) {
+	e := withBrowser(t, 0)
+	key := e.consoleKey(access.Member)
+	pool := e.otherPool("agents", 1, agentPool)
+	s := sandboxOf(t, e.as(key, http.MethodPost, "/sandboxes", fmt.Sprintf(`{"templateID":%q,"timeout":900}`, pool)))
+	envoy := e.stack.Gateways[0].Envoy
+	acts := map[string]func(context.Context) error{
+		"/kill":   func(context.Context) error { return envoy.Kill() },
+		"/start":  envoy.Start,
+		"/pause":  func(context.Context) error { return envoy.Pause() },
+		"/resume": func(context.Context) error { return envoy.Resume() },
+	}
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := acts[r.URL.Path](r.Context()); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	}))
+	defer gateway.Close()
+	browseConsole(t, "cut", e.stack.Allocators[0].Console, "KEY="+key, "SANDBOX="+s.SandboxID, "GATEWAY="+gateway.URL,
+		"DOMAIN="+browserDomain, "ADDRESS="+e.stack.Gateways[0].Addr.Addr().String())
 }
 
 // Invariant: P26

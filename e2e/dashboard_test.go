@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -31,6 +32,11 @@ func TestCallsOfE2BsDashboardAreAnswered(t *testing.T) {
 		return a
 	}
 
+	const signIn = "/v2/sandboxes?limit=1"
+	require.Equal(t, http.StatusOK, e.as(key, http.MethodGet, signIn, "").code)
+	refused, err := e.callAPI(http.MethodGet, signIn, "", "e2b_"+strings.Repeat("0", 40))
+	require.NoError(t, err)
+	require.Equal(t, http.StatusUnauthorized, refused.code)
 	var health struct{ Message string }
 	get("/dashboard/health", &health)
 	require.NotEmpty(t, health.Message)
@@ -49,6 +55,8 @@ func TestCallsOfE2BsDashboardAreAnswered(t *testing.T) {
 		return nil
 	})
 	require.Equal(t, "sandbox.lifecycle.created", events[0].Type)
+	get("/events/sandboxes/"+s.SandboxID+"?offset=100&limit=100&orderAsc=true", &events)
+	require.Empty(t, events, "the page after the last")
 
 	// A series: measurements of the agent from before this call.
 	began := time.Now()
@@ -94,10 +102,35 @@ func TestCallsOfE2BsDashboardAreAnswered(t *testing.T) {
 		get(path, &empty)
 		require.Equal(t, []any{}, empty[field], path)
 	}
+	var tag struct {
+		Exists        bool
+		NormalizedTag string
+	}
+	get("/dashboard/templates/"+pool+"/tags/exists?tag=v1", &tag)
+	require.False(t, tag.Exists)
+	require.Equal(t, "v1", tag.NormalizedTag)
 	require.Equal(t, http.StatusNotFound, e.as(key, http.MethodGet, "/dashboard/builds/"+one.BuildID, "").code)
 	require.Equal(t, http.StatusNotImplemented, e.as(key, http.MethodPatch, "/v2/templates/"+pool, `{"public":true}`).code)
 	require.Equal(t, http.StatusNotImplemented, e.as(key, http.MethodPost, "/sandboxes/"+s.SandboxID+"/pause", "").code)
 	require.Equal(t, http.StatusNoContent, e.as(key, http.MethodDelete, "/sandboxes/"+s.SandboxID, "").code)
+	// The page shows the message of what Berth lacks. The first two are of the page of a sandbox that has ended.
+	for _, call := range []struct{ method, path, body string }{
+		{http.MethodGet, "/sandboxes/" + s.SandboxID, ""},
+		{http.MethodGet, "/dashboard/sandboxes/" + s.SandboxID + "/record", ""},
+		{http.MethodGet, "/templates/" + pool + "/tags", ""},
+		{http.MethodPost, "/templates/tags", `{"target":"` + pool + `:1","tags":["v1"]}`},
+		{http.MethodDelete, "/templates/tags", `{"name":"` + pool + `","tags":["v1"]}`},
+		{http.MethodDelete, "/templates/" + pool, ""},
+		{http.MethodGet, "/teams/team/metrics?start=1&end=2", ""},
+		{http.MethodGet, "/teams/team/metrics/max?start=1&end=2&metric=concurrent_sandboxes", ""},
+	} {
+		a := e.as(key, call.method, call.path, call.body)
+		require.Contains(t, []int{http.StatusNotFound, http.StatusNotImplemented}, a.code,
+			"%s %s: %s", call.method, call.path, a.body)
+		var refusal struct{ Message string }
+		require.NoError(t, json.Unmarshal([]byte(a.body), &refusal), a.body)
+		require.NotEmpty(t, refusal.Message)
+	}
 }
 
 // What the leader has counted is in its history some seconds later.

@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/processnode"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -116,6 +119,12 @@ func TestPoolLeavesDrainedAndLostNodes(t *testing.T) {
 		}
 		return nil
 	})
+	var diagnosed openapi.PoolDiagnostics
+	a := e.api(http.MethodGet, "/v1/pools/"+e.pool+"/diagnostics", "")
+	require.NoError(t, json.Unmarshal([]byte(a.body), &diagnosed), a.body)
+	require.NotEmpty(t, diagnosed.Failures, a.body)
+	require.Equal(t, core.PodNodeLost, diagnosed.Failures[0].Reason, a.body)
+	require.Contains(t, diagnosed.Failures[0].Message, second)
 	e.reaches(client, e.claim())
 
 	// As the garbage collector of pods does when the node is gone.

@@ -36,7 +36,7 @@ func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 	template := &pool.Spec.Template
 	template.Metadata.Annotations = map[string]string{"note": word}
 	container := &template.Spec.Containers[0]
-	container.Env = append(container.Env, corev1.EnvVar{Name: "KEY", Value: canary + word})
+	container.Env = append(container.Env, corev1.EnvVar{Name: "KEY", Value: canary}, corev1.EnvVar{Name: "NOTE", Value: word})
 	e.createPool(pool)
 	var a answer
 	e.eventually(func() error { // the API may not have seen the pool yet
@@ -85,6 +85,7 @@ func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 		require.NotContains(t, content, s.SandboxID, name)
 	}
 	require.NotContains(t, files["index.json"], "error", "a source has failed")
+	require.Contains(t, files[path.Join("objects", e.site.namespace(), "sandboxpools.json")], `"NOTE"`)
 	wanted := []string{"journal.json", "version.json", "kubernetes-version.json", "state/fences.json",
 		"state/sessions.json", "state/last-active.json"}
 	for _, kind := range []string{"sandboxpools", "sandboxes", "pods", "events", "secrets", "leases"} {

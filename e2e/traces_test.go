@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	otlp "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
 
+	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/devcluster/stack"
 	"github.com/berth-sandbox/berth/envoy"
@@ -85,6 +87,22 @@ func startReceiver(t *testing.T) (r *receiver, address string) {
 	return r, l.Addr().String()
 }
 
+// buckets returns those of a histogram in a scrape in the OpenMetrics format.
+func buckets(t *testing.T, admin string, of metric.Histogram) string {
+	t.Helper()
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, admin+"/metrics", http.NoBody)
+	require.NoError(t, err)
+	q.Header.Set("Accept", "application/openmetrics-text;version=1.0.0")
+	a, err := http.DefaultClient.Do(q)
+	require.NoError(t, err)
+	defer a.Body.Close()
+	body, err := io.ReadAll(a.Body)
+	require.NoError(t, err)
+	return strings.Join(slices.DeleteFunc(strings.Split(string(body), "\n"), func(line string) bool {
+		return !strings.HasPrefix(line, of.BucketName())
+	}), "\n")
+}
+
 // A request's trace has Envoy's span and the router's decision below it. A client neither chooses the trace nor whether
 // there is one. A claim that asks for a trace gets one with its steps, through a follower too, and its write to the
 // journal is linked to the batch.
@@ -133,8 +151,10 @@ func TestTracesShowDecisionsAndStepsOfClaims(t *testing.T) {
 					return false
 				}
 			}
-			return true
+			return a == leader || len(spans) > len(wanted) // with the follower's span, which comes by itself
 		}, 30*time.Second, 100*time.Millisecond, "%v", spans)
+		require.Contains(t, buckets(t, leader.Admin, metric.ClaimSeconds), `{trace_id="`+trace+`"}`)
+		require.Contains(t, buckets(t, a.Admin, metric.APICallSeconds), `{trace_id="`+trace+`"}`)
 		for _, span := range spans {
 			require.Equal(t, "berth-allocator", span.service)
 			if span.Name == "write to the journal" {
@@ -146,9 +166,6 @@ func TestTracesShowDecisionsAndStepsOfClaims(t *testing.T) {
 			if span.Name == "createSandbox" {
 				require.Contains(t, []string{"", s.SandboxID[:5] + "..."}, textOf(span.Attributes, "berth.object"))
 			}
-		}
-		if a != leader {
-			require.Greater(t, len(spans), len(wanted), "the follower's span too")
 		}
 	}
 
@@ -180,6 +197,7 @@ func TestTracesShowDecisionsAndStepsOfClaims(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return slices.ContainsFunc(r.of(trace), func(s received) bool { return s.service == "berth-gateway" })
 	}, 30*time.Second, 100*time.Millisecond)
+	require.Contains(t, buckets(t, e.stack.Gateways[0].Admin, metric.AdmissionSeconds), `{trace_id="`+trace+`"}`)
 	require.Empty(t, r.of(strings.Repeat("3", 32)))
 	require.Empty(t, r.of(strings.Repeat("1", 32)))
 }

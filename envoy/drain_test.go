@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/http2"
@@ -106,6 +107,50 @@ func (c *h2) awaits(wanted func(http2.Frame) bool) error {
 			return err
 		}
 	}
+}
+
+// Envoy passes WebSockets on as bytes. So a close frame of the sandbox arrives, and the end of Envoy has none.
+func TestOnlyTheSandboxSendsCloseFramesOfWebSockets(t *testing.T) {
+	g := startGateway(t)
+	p := listen(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c, err := websocket.Accept(w, r, nil)
+		if err != nil {
+			return
+		}
+		defer c.CloseNow()
+		for {
+			kind, message, err := c.Read(r.Context())
+			switch {
+			case err != nil:
+				return
+			case string(message) == "leave":
+				_ = c.Close(websocket.StatusGoingAway, "")
+			default:
+				_ = c.Write(r.Context(), kind, message)
+			}
+		}
+	}))
+	g.router.set(g.to(p.addr.String()))
+	open := func() *websocket.Conn {
+		c, _, err := websocket.Dial(t.Context(), "ws://"+g.addr+"/", &websocket.DialOptions{Host: host})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = c.CloseNow() })
+		return c
+	}
+	says := func(c *websocket.Conn, message string) error {
+		require.NoError(t, c.Write(t.Context(), websocket.MessageText, []byte(message)))
+		_, _, err := c.Read(t.Context())
+		return err
+	}
+	left, stays := open(), open()
+	require.NoError(t, envoy.Drain(t.Context(), g.admin))
+	require.NoError(t, says(stays, "ahoy"), "a drain leaves it open")
+	require.Equal(t, websocket.StatusGoingAway, websocket.CloseStatus(says(left, "leave")))
+
+	require.NoError(t, g.envoy.Stop(t.Context(), 30*time.Second))
+	_, _, err := stays.Read(t.Context())
+	require.ErrorIs(t, err, io.EOF)
+	require.Equal(t, websocket.StatusCode(-1), websocket.CloseStatus(err), "no close frame")
 }
 
 func TestDrainWithoutAnEnvoyIsAnError(t *testing.T) {

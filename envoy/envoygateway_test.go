@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"text/template"
 	"time"
@@ -50,6 +51,7 @@ func TestRequestsThroughEnvoyGateway(t *testing.T) {
 		"resets":                                     TestRequestReadByASandboxIsNotRetried,
 		"a policy":                                   TestPolicyOfAnotherGatewayLeavesTheGuard,
 		"looks":                                      TestRouterSeesWhatOtherEnvoysHoldOpen,
+		"idle sandboxes":                             TestOpenWebSocketAtAnyGatewayKeepsASandbox,
 	} {
 		t.Run(name, test)
 	}
@@ -90,7 +92,7 @@ kind: Gateway
 metadata: {name: public, namespace: default}
 spec:
   gatewayClassName: envoy-gateway
-  listeners: [{name: sandboxes, protocol: HTTP, port: <<.Port>>}]
+  listeners: [{name: sandboxes, protocol: HTTP, port: <<.Port>>}, {name: plain, protocol: HTTP, port: <<.Plain>>}]
 ---
 apiVersion: gateway.envoyproxy.io/v1alpha1
 kind: Backend
@@ -135,8 +137,8 @@ spec:
 <<- end>>
 `
 
-// realGateway starts Envoy Gateway, whose Envoy serves at the address that it returns. A backend of 0 is a server that no
-// request may reach.
+// realGateway starts Envoy Gateway, whose Envoy serves at the address that it returns, and forwards at g.plain. A backend
+// of 0 is a server that no request may reach.
 func (g *gateway) realGateway(c config, backend uint16) (addr string) {
 	g.Helper()
 	bin, err := devcluster.EnvoyBinary(g.Context(), nil)
@@ -147,15 +149,19 @@ func (g *gateway) realGateway(c config, backend uint16) (addr string) {
 		require.NoError(g, os.MkdirAll(sub, 0o700))
 	}
 	require.NoError(g, os.Symlink(bin, filepath.Join(link, "envoy")))
+	port, plain := commonPort(g.T, "127.0.0.1"), commonPort(g.T, "127.0.0.1")
+	addr, g.plain = fmt.Sprintf("127.0.0.1:%d", port), fmt.Sprintf("127.0.0.1:%d", plain)
+	asked := []string{addr, g.plain}
 	if backend == 0 {
+		asked = asked[:1]
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(g, err)
 		backend = netip.MustParseAddrPort(l.Addr().String()).Port()
 		g.Cleanup(func() { l.Close() })
 	}
-	port := uint16(commonPort(g.T, "127.0.0.1"))
 	values := map[string]any{
-		"Dir": dir, "Version": envoy.Version, "Port": port, "Backend": backend, "Proxy": c.attacked, "Denies": c.attacked, "Admin": commonPort(g.T, "127.0.0.1"),
+		"Dir": dir, "Version": envoy.Version, "Port": port, "Plain": plain, "Backend": backend, "Proxy": c.attacked, "Denies": c.attacked,
+		"Admin": commonPort(g.T, "127.0.0.1"),
 	}
 	var policy []byte
 	if c.in == inRealEnvoyGateway {
@@ -191,7 +197,6 @@ func (g *gateway) realGateway(c config, backend uint16) (addr string) {
 		defer cancel()
 		require.NoError(g, process.Stop(ctx, 30*time.Second))
 	})
-	addr = fmt.Sprintf("127.0.0.1:%d", port)
 	require.Eventually(g, func() bool {
 		select {
 		case <-process.Done():
@@ -199,7 +204,7 @@ func (g *gateway) realGateway(c config, backend uint16) (addr string) {
 			return true
 		default:
 		}
-		return berthAnswers(addr, c.attacked)
+		return !slices.ContainsFunc(asked, func(addr string) bool { return !berthAnswers(addr, c.attacked) })
 	}, 2*time.Minute, 200*time.Millisecond)
 	require.False(g, g.Failed())
 	return addr

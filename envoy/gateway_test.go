@@ -75,12 +75,12 @@ type gateway struct {
 	routerServer *grpc.Server
 	settings     envoy.Settings
 	in           inEnvoy
-	// addr and health are the addresses of the listeners.
-	addr, health string
-	envoy        *proc.Process
-	memory       *memoryGroup // if it is bounded
-	admin        *http.Client
-	podAddr      netip.AddrPort
+	// addr and health are the addresses of the listeners. At plain a real Envoy Gateway forwards to config.backend.
+	addr, health, plain string
+	envoy               *proc.Process
+	memory              *memoryGroup // if it is bounded
+	admin               *http.Client
+	podAddr             netip.AddrPort
 	// hits are requests that reached the pod, connections those it accepted.
 	hits, connections atomic.Int64
 }
@@ -101,7 +101,9 @@ type config struct {
 	tap func(net.Listener) net.Listener
 	// podAddress is where the pod listens. Default 127.0.0.1:0.
 	podAddress string
-	// noRouter: nothing listens on the router's socket.
+	// backend is where a real Envoy Gateway with the object forwards the requests of its other listener.
+	backend uint16
+	// noRouter: nothing listens on the router's socket, or a real router does.
 	noRouter bool
 	// onlyAllowed leaves the admin socket as it is. Otherwise it also shows what this
 	// file reads: /listeners and /stats.
@@ -190,7 +192,7 @@ func startGatewayWith(t *testing.T, c config) *gateway {
 		g.memory = newMemoryGroup(t, c.memory) // before the supervisor, which ends what is in it
 	}
 	if c.in == inRealEnvoyGateway {
-		g.addr = g.realGateway(c, 0)
+		g.addr = g.realGateway(c, c.backend)
 		g.watch(c)
 		return g
 	}

@@ -117,6 +117,31 @@ func TestHitAllocatesNothing(t *testing.T) {
 	}
 }
 
+// Spans and exemplars cost requests nothing that are not sampled, and sampled ones nothing in a router without tracing.
+func TestTracingAllocatesNothingForUnsampledHits(t *testing.T) {
+	const id, parent = "abcdefghijklmnopqrst", "00-0123456789abcdef0123456789abcdef-0123456789abcdef-"
+	told := func(Traced) {}
+	for name, c := range map[string]struct {
+		trace     func(Traced)
+		parent    string
+		allocates bool
+	}{
+		"off": {nil, parent + "01", false}, "not sampled": {told, parent + "00", false}, "no trace": {told, "", false},
+		"sampled": {told, parent + "01", true}, // so the test sees what tracing costs
+	} {
+		t.Run(name, func(t *testing.T) {
+			server, cache := hitServer(t, func(o *Options) { o.Trace = c.trace })
+			cache.Put(id, podRoute)
+			message := encoded(t, fromEnvoy("9000-"+id+"."+domain))
+			n := testing.AllocsPerRun(200, func() {
+				reply, _ := asker{server}.Now(message, c.parent)
+				reply.Open.Ended(true)
+			})
+			require.Equal(t, c.allocates, n > 0, n)
+		})
+	}
+}
+
 func TestEachRequestCountsAsOneHit(t *testing.T) {
 	server, cache := hitServer(t, nil)
 	closed := podRoute

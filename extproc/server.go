@@ -351,7 +351,7 @@ func (c *call) admitted() wire.Answer {
 		c.tellTrace(metric.OutcomeAdmitted, c.decision.id.String())
 	}
 	if !c.decision.held {
-		m.admission.Observe((time.Since(c.server.started) - c.began).Seconds())
+		metric.Observe(m.admission, (time.Since(c.server.started) - c.began).Seconds(), c.traceID())
 	}
 	return c.answer
 }

@@ -37,6 +37,14 @@ func (c *call) traced(parent string) {
 	}
 }
 
+// traceID returns the second part of the traceparent, "" if the request is not traced.
+func (c *call) traceID() string {
+	if c.trace == "" {
+		return ""
+	}
+	return c.trace[len("00-"):][:len("00000000000000000000000000000000")]
+}
+
 // tellTrace reports the decision, if the request is traced.
 func (c *call) tellTrace(outcome, id string) {
 	if c.trace == "" {

@@ -9,8 +9,11 @@ import (
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	grpcmetadata "google.golang.org/grpc/metadata"
+
+	"github.com/berth-sandbox/berth/api/metric"
 )
 
 // The decision of each request that Envoy samples is traced, with its outcome, and of no other request. What is no
@@ -62,4 +65,25 @@ func TestOnlySampledRequestsAreTraced(t *testing.T) {
 		got.Began, got.Ended = time.Time{}, time.Time{}
 		require.Equal(t, want, got)
 	}
+	require.Equal(t, []string{strings.Repeat("1a", 16)},
+		exemplars(t, o.Metrics.(prometheus.Gatherer), metric.AdmissionSeconds.Name), "of what was admitted")
+}
+
+// exemplars returns the traces that a histogram names.
+func exemplars(t *testing.T, of prometheus.Gatherer, name string) (traces []string) {
+	t.Helper()
+	families, err := of.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, b := range f.Metric[0].GetHistogram().Bucket {
+			for _, label := range b.GetExemplar().GetLabel() {
+				require.Equal(t, metric.TraceID, label.GetName())
+				traces = append(traces, label.GetValue())
+			}
+		}
+	}
+	return traces
 }

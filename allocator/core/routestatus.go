@@ -124,3 +124,11 @@ func (v View) PendingPods(key PoolKey, most int) (list []PodKey, others int) {
 	}
 	return list, len(all) - len(list)
 }
+
+// PodFailures lists the latest idle pods of a pool that have failed since this leader began, the latest first.
+func (v View) PodFailures(key PoolKey) []PodFailure {
+	if pool := v.c.pools.Find(key); pool != nil {
+		return pool.Failures()
+	}
+	return nil
+}

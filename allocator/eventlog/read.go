@@ -93,14 +93,12 @@ func (l *Log) Read(f Filter, p Page) ([]Event, error) {
 func (l *Log) fetch(picks []picked) []Event {
 	all := []Event{}
 	for _, p := range picks {
-		events, _, err := l.codec.decode(p.data, p.first)
+		events, err := l.codec.decodeSome(p.data, p.first, p.at)
 		if err != nil { // it could be decoded before
 			l.o.Log.Error("events cannot be read and are left out", zap.String("segment", p.name()), zap.Error(err))
 			continue
 		}
-		for _, i := range p.at {
-			all = append(all, events[i])
-		}
+		all = append(all, events...)
 	}
 	return all
 }

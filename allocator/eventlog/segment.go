@@ -110,13 +110,38 @@ func (c *codec) decode(data []byte, first uint64) (events []Event, raw int, err 
 		return nil, 0, fmt.Errorf("decompress: %w", err)
 	}
 	for line := range bytes.Lines(text) {
-		e := Event{Number: first + uint64(len(events))}
-		if err := json.Unmarshal(line, &e); err != nil {
-			return nil, 0, fmt.Errorf("event %d: %w", e.Number, err)
+		e, err := decodeLine(line, first+uint64(len(events)))
+		if err != nil {
+			return nil, 0, err
 		}
 		events = append(events, e)
 	}
 	return events, len(text), nil
+}
+
+// decodeSome returns the events of a segment at these indices, in their order. It costs little more than those events.
+func (c *codec) decodeSome(data []byte, first uint64, at []int) (events []Event, err error) {
+	text, err := c.text(data)
+	if err != nil {
+		return nil, fmt.Errorf("decompress: %w", err)
+	}
+	lines := slices.Collect(bytes.Lines(text))
+	for _, i := range at {
+		e, err := decodeLine(lines[i], first+uint64(i))
+		if err != nil {
+			return nil, err
+		}
+		events = append(events, e)
+	}
+	return events, nil
+}
+
+func decodeLine(line []byte, number uint64) (Event, error) {
+	e := Event{Number: number}
+	if err := json.Unmarshal(line, &e); err != nil {
+		return e, fmt.Errorf("event %d: %w", number, err)
+	}
+	return e, nil
 }
 
 func (s *segment) toObject() *v1alpha1.EventSegment {

@@ -41,7 +41,7 @@ func (a *api) diagnose(w *reply, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, shown)
 }
 
-// diagnosePool answers with a pool and its pods that are not ready.
+// diagnosePool answers with a pool, its pods that are not ready, and the latest that have failed.
 func (a *api) diagnosePool(w *reply, r *http.Request) error {
 	name := r.PathValue("pool")
 	pool, ok := a.Allocator.Pool(name)
@@ -56,7 +56,16 @@ func (a *api) diagnosePool(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	shown := openapi.PoolDiagnostics{Pool: a.toPool(pool, counts), Pods: []openapi.PodDiagnostics{}, PodsOthers: others}
+	failures, err := a.Allocator.PodFailures(r.Context(), name)
+	if err != nil {
+		return err
+	}
+	shown := openapi.PoolDiagnostics{
+		Pool: a.toPool(pool, counts), Pods: []openapi.PodDiagnostics{}, PodsOthers: others, Failures: []openapi.PodFailure{},
+	}
+	for _, f := range failures {
+		shown.Failures = append(shown.Failures, openapi.PodFailure{PodName: f.Pod, Reason: f.Reason, Message: f.Why, At: f.At.UTC()})
+	}
 	for _, key := range keys {
 		p, err := a.Allocator.Pod(r.Context(), key)
 		if errors.Is(err, inspect.ErrGone) {

@@ -152,6 +152,7 @@ func TestDiagnosticsShowPodContainersWarningsAndNode(t *testing.T) {
 	p.Warnings = []corev1.Event{{Reason: "Failed", Message: "pull", Count: 4, LastTimestamp: metav1.NewTime(noon)}}
 	p.Node = &corev1.Node{Spec: corev1.NodeSpec{Unschedulable: true}}
 	f.inspected["python-x"] = p
+	f.podFailures = []core.PodFailure{{Pod: "python-z", Reason: core.PodOOMKilled, Why: "exit code 137", At: noon}, {Pod: "python-y", Reason: core.PodDeleted, At: noon}}
 	const pod = `{"name":"python-x","uid":"u","phase":"Pending","createdAt":"2030-01-01T12:00:00Z","deleting":false,"conditions":[],"node":"n1","nodeProblem":"the node is cordoned",
 		"containers":[{"name":"main","image":"python:3","init":false,"ready":false,"restarts":2,"state":"waiting","reason":"ImagePullBackOff","message":"no such image","lastEnd":"exit code 137 (OOMKilled) at 2030-01-01T12:00:00Z"}],
 		"warnings":[{"reason":"Failed","message":"pull","count":4,"lastSeen":"2030-01-01T12:00:00Z"}]}`
@@ -162,6 +163,9 @@ func TestDiagnosticsShowPodContainersWarningsAndNode(t *testing.T) {
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &all), w.Body)
 	require.Len(t, all.Pods, 1)
 	require.Equal(t, 3, all.PodsOthers)
+	require.Equal(t, []openapi.PodFailure{
+		{PodName: "python-z", Reason: core.PodOOMKilled, Message: "exit code 137", At: noon}, {PodName: "python-y", Reason: core.PodDeleted, At: noon},
+	}, all.Failures)
 	require.Equal(t, "ImagePullBackOff", all.Pods[0].Containers[0].Reason)
 	f.inspected, f.warnings, f.lastLines = nil, p.Warnings, []string{"last", "words"}
 	require.NotContains(t, call(handler(t, f), "GET", "/v1/sandboxes/aa1/diagnostics", "").Body.String(), "words", "it has not ended")

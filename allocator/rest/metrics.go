@@ -71,7 +71,8 @@ func (a *api) counted(mux *http.ServeMux, next http.Handler) http.Handler {
 			}
 			a.counts.calls.WithLabelValues(operation, codeClasses[min(c.code/100, len(codeClasses)-1)]).Inc()
 			if operation != streamOperation {
-				a.counts.seconds.WithLabelValues(operation).Observe(time.Since(began).Seconds())
+				took, trace := time.Since(began).Seconds(), c.Header().Get(traceIDHeader)
+				metric.Observe(a.counts.seconds.WithLabelValues(operation), took, trace)
 			}
 		}()
 		next.ServeHTTP(c, r)

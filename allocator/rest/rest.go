@@ -99,9 +99,11 @@ type Allocator interface {
 	// ScalePool changes the size of a pool and returns it.
 	ScalePool(ctx context.Context, name string, s PoolScale) (*v1alpha1.SandboxPool, error)
 	// Pod reads a pod from the API server; the error may be inspect.ErrGone. PendingPods returns at
-	// most `most` pods of a pool that are not ready, and the number of omitted ones.
+	// most `most` pods of a pool that are not ready, and the number of omitted ones. PodFailures returns the
+	// latest idle pods of a pool that have failed, the latest first.
 	Pod(ctx context.Context, key core.PodKey) (inspect.Pod, error)
 	PendingPods(ctx context.Context, pool string, most int) ([]core.PodKey, int, error)
+	PodFailures(ctx context.Context, pool string) ([]core.PodFailure, error)
 	// LogLines returns the last lines of the log in the record of an ended sandbox.
 	LogLines(ctx context.Context, s core.Sandbox) ([]string, error)
 	// Logs opens the log of a container; the error may be inspect.ErrNoLogs or ErrGone. Usage returns

@@ -64,24 +64,25 @@ type fake struct {
 	dead      core.DeadDeclared
 	teams     []core.TeamStatus
 
-	activities []core.ActivityStatus
-	counts     map[string]core.Counts
-	routes     map[string]core.RouteStatus
-	events     *events.Ring
-	history    *history.Ring
-	eventLog   *eventlog.Log
-	webhooks   *webhooks.Manager
-	serving    context.Context // nil: it serves on
-	inspected  map[string]inspect.Pod
-	warnings   []corev1.Event // of pods that are gone
-	log        string
-	lastLines  []string
-	logOptions inspect.LogOptions
-	logErr     error
-	usage      map[string]inspect.Usage
-	series     []inspect.Usage // before usage
-	usageErr   error
-	measured   []string
+	activities  []core.ActivityStatus
+	counts      map[string]core.Counts
+	routes      map[string]core.RouteStatus
+	events      *events.Ring
+	history     *history.Ring
+	eventLog    *eventlog.Log
+	webhooks    *webhooks.Manager
+	serving     context.Context // nil: it serves on
+	inspected   map[string]inspect.Pod
+	podFailures []core.PodFailure
+	warnings    []corev1.Event // of pods that are gone
+	log         string
+	lastLines   []string
+	logOptions  inspect.LogOptions
+	logErr      error
+	usage       map[string]inspect.Usage
+	series      []inspect.Usage // before usage
+	usageErr    error
+	measured    []string
 
 	mu       sync.Mutex
 	which    []Filter
@@ -259,6 +260,10 @@ func (f *fake) PendingPods(ctx context.Context, _ string, _ int) (keys []core.Po
 		keys = append(keys, core.PodKey{Name: name})
 	}
 	return keys, 3, f.wait(ctx)
+}
+
+func (f *fake) PodFailures(ctx context.Context, _ string) ([]core.PodFailure, error) {
+	return f.podFailures, f.wait(ctx)
 }
 
 func (f *fake) LogLines(ctx context.Context, _ core.Sandbox) ([]string, error) {

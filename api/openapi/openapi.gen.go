@@ -1336,6 +1336,19 @@ type PodDiagnostics struct {
 	WarningsProblem string `json:"warningsProblem,omitempty"`
 }
 
+// PodFailure A pod that ended by itself, was deleted by another client, or was not ready in time, before a claim got it.
+type PodFailure struct {
+	// At When the leader saw it
+	At time.Time `json:"at"`
+
+	// Message In the words of the kubelet, the scheduler or the API server; absent if they have said nothing.
+	Message string `json:"message,omitempty"`
+	PodName string `json:"podName"`
+
+	// Reason One of those of the condition Degraded.
+	Reason string `json:"reason"`
+}
+
 // PodWarning defines model for PodWarning.
 type PodWarning struct {
 	Count    int       `json:"count"`
@@ -1381,6 +1394,9 @@ type PoolCounts struct {
 
 // PoolDiagnostics defines model for PoolDiagnostics.
 type PoolDiagnostics struct {
+	// Failures The latest pods that failed before a claim got them, the latest first. The leader counts since it began to lead.
+	Failures []PodFailure `json:"failures"`
+
 	// Pods Pods that are not ready.
 	Pods []PodDiagnostics `json:"pods"`
 
@@ -2789,7 +2805,7 @@ type ClientInterface interface {
 	// Corresponds with GET /v1/pools/{pool} (the `GetPool` operationId).
 	GetPool(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// DiagnosePool Show a pool and those of its pods that are not ready, and why.
+	// DiagnosePool Show a pool, those of its pods that are not ready, and those that have failed last, and why.
 	//
 	// Corresponds with GET /v1/pools/{pool}/diagnostics (the `DiagnosePool` operationId).
 	DiagnosePool(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -3788,7 +3804,7 @@ func (c *Client) GetPool(ctx context.Context, pool string, reqEditors ...Request
 	return c.Client.Do(req)
 }
 
-// DiagnosePool Show a pool and those of its pods that are not ready, and why.
+// DiagnosePool Show a pool, those of its pods that are not ready, and those that have failed last, and why.
 //
 // Corresponds with GET /v1/pools/{pool}/diagnostics (the `DiagnosePool` operationId).
 func (c *Client) DiagnosePool(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -7557,7 +7573,7 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /v1/pools/{pool} (the `GetPool` operationId).
 	GetPoolWithResponse(ctx context.Context, pool string, reqEditors ...RequestEditorFn) (*GetPoolResponse, error)
 
-	// DiagnosePoolWithResponse Show a pool and those of its pods that are not ready, and why.
+	// DiagnosePoolWithResponse Show a pool, those of its pods that are not ready, and those that have failed last, and why.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -11027,7 +11043,7 @@ func (c *ClientWithResponses) GetPoolWithResponse(ctx context.Context, pool stri
 	return ParseGetPoolResponse(rsp)
 }
 
-// DiagnosePoolWithResponse Show a pool and those of its pods that are not ready, and why.
+// DiagnosePoolWithResponse Show a pool, those of its pods that are not ready, and those that have failed last, and why.
 //
 // Returns a wrapper object for the known response body format(s).
 //

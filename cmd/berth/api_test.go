@@ -99,7 +99,13 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case path == "/v1/pools":
 		answer(w, http.StatusOK, openapi.Pools{Pools: []openapi.Pool{poolOf("node"), poolOf("python")}})
 	case path == "/v1/pools/python/diagnostics":
-		answer(w, http.StatusOK, openapi.PoolDiagnostics{Pool: poolOf("python"), Pods: []openapi.PodDiagnostics{brokenPod()}, PodsOthers: 2})
+		answer(w, http.StatusOK, openapi.PoolDiagnostics{
+			Pool: poolOf("python"), Pods: []openapi.PodDiagnostics{brokenPod()}, PodsOthers: 2,
+			Failures: []openapi.PodFailure{
+				{PodName: "python-c", Reason: "ImagePullFailed", Message: "container main: ErrImagePull", At: noon.Add(-time.Minute)},
+				{PodName: "python-b", Reason: "Deleted", At: noon.Add(-time.Hour)},
+			},
+		})
 	case strings.HasPrefix(path, "/v1/pools/"):
 		answer(w, http.StatusOK, poolOf("python"))
 	case path == "/v1/events":
@@ -328,7 +334,7 @@ func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 		"get " + first + " " + second + " -o json", "get nosuch", "kill " + first, "kill " + first + " nosuch",
 		"kill --all --pool=node", "timeout " + first + " 10m", "keepalive " + first, "why " + first + " " + second,
 		"why " + first + " -o json", "last-active", "last-active -o wide", "last-active --id=nosuch", "open --print " + first,
-		"open --print " + first + ":3000/a?b=c", "diagnose " + first, "diagnose " + second, "diagnose " + third, "diagnose " + first + " -o json", "pools ls", "pools ls -o wide", "pools get python -o yaml",
+		"open --print " + first + ":3000/a?b=c", "diagnose " + first, "diagnose " + second, "diagnose " + third, "diagnose " + first + " -o json", "pools ls", "pools ls -o wide", "pools get python -o yaml", "pools diagnose python",
 		"pools scale python --warm=3 --max-pods=10", "pools scale python", "events", "events -o wide --no-headers", "fence ls", "fence ls -o name", "fence sessions", "fence sessions -o yaml",
 		"fence declare-dead router-b --gone --reason=burnt",
 		"webhooks ls", "webhooks ls -o wide", "webhooks ls -o name", "webhooks create https://hooks.example.com/berth --name=billing --event=killed --secret-file=testdata/help.golden",

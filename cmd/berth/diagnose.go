@@ -284,6 +284,12 @@ func (c *poolsDiagnoseCommand) Run(ctx context.Context, o *output) error {
 		r.text.WriteString("\n")
 		r.line("Pods", "%d more are not ready", d.PodsOthers)
 	}
+	if len(d.Failures) > 0 {
+		r.text.WriteString("\n")
+	}
+	for _, f := range d.Failures {
+		r.line("Failed", "%s, %s ago: %s", f.PodName, span(o.now().Sub(f.At)), problemText(f.Reason, f.Message))
+	}
 	_, err = fmt.Fprint(o.out, r.text.String())
 	return err
 }

@@ -50,13 +50,14 @@ type Chart struct {
 // Unit is how a value is shown.
 type Unit int
 
-// The units: a number, a number per second or per minute, seconds, and a share from 0 to 1.
+// The units: a number, a number per second or per minute, seconds, a share from 0 to 1, and bytes.
 const (
 	Count Unit = iota
 	PerSecond
 	PerMinute
 	Seconds
 	Share
+	Bytes
 )
 
 // Format shows a value, or "" for one that is not known.
@@ -74,8 +75,20 @@ func (u Unit) Format(v float64) string {
 		return number(1000*v) + " ms"
 	case u == Seconds:
 		return number(v) + " s"
+	case u == Bytes:
+		return size(v)
 	}
 	return number(v)
+}
+
+// size shows a number of bytes in the largest unit that is not above it.
+func size(v float64) string {
+	unit := 0
+	units := []string{" B", " KiB", " MiB", " GiB", " TiB"}
+	for ; v >= 1<<10 && unit < len(units)-1; unit++ {
+		v /= 1 << 10
+	}
+	return number(v) + units[unit]
 }
 
 // number shows three digits of a number, or all before the point.
@@ -86,7 +99,8 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'g', 3, 64)
 }
 
-// top returns the upper end of the scale: the next of 1, 2 and 5 times a power of ten that no value exceeds.
+// top returns the upper end of the scale: the next of 1, 2 and 5 times a power of ten that no value exceeds, or the
+// next power of two for bytes.
 func (c *Chart) top() float64 {
 	highest := 0.0
 	for i := range c.Lines {
@@ -103,6 +117,8 @@ func (c *Chart) top() float64 {
 		return .01
 	case highest == 0:
 		return 1
+	case c.Unit == Bytes:
+		return math.Exp2(math.Ceil(math.Log2(highest)))
 	}
 	power := math.Pow(10, math.Floor(math.Log10(highest)))
 	for _, m := range []float64{1, 2, 5} {

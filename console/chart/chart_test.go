@@ -80,6 +80,35 @@ func TestScaleHoldsEveryValue(t *testing.T) {
 	require.Contains(t, drawn(t, share), `<span class="chart-top">100 %</span>`)
 }
 
+func TestUsageFallsIntoTheHourBeforeTheLatestMeasurement(t *testing.T) {
+	at := func(ago time.Duration, pct float64, memory int64) openapi.SandboxMetric {
+		return openapi.SandboxMetric{Timestamp: noon.Add(-ago), CPUUsedPct: pct, CPUCount: 2, MemUsed: memory}
+	}
+	require.Empty(t, OfUsage(nil))
+	require.Empty(t, OfUsage([]openapi.SandboxMetric{at(0, 1, 1)}), "one measurement is no history")
+	charts := OfUsage([]openapi.SandboxMetric{
+		at(2*time.Hour, 100, 1<<40), at(60*time.Second, 10, 300<<20), at(45*time.Second, 30, 100<<20), at(0, 100, 5<<20),
+	})
+	require.Len(t, charts, 2)
+	cpu, memory := charts[0], charts[1]
+	require.InDelta(t, .4, cpu.Lines[0].Values[Columns-3], 1e-9, "the mean of its time, in CPUs")
+	require.True(t, math.IsNaN(cpu.Lines[0].Values[Columns-2]), "nothing was measured")
+	require.InDelta(t, 2, cpu.Lines[0].Values[Columns-1], 1e-9)
+	require.Equal(t, [][2]int{{0, Columns - 3}, {Columns - 2, 1}}, cpu.gaps())
+	text := drawn(t, &memory)
+	require.Contains(t, text, "memory: latest 5 MiB, highest 300 MiB")
+	require.Contains(t, text, `<span class="chart-top">512 MiB</span>`)
+	require.NotContains(t, text+drawn(t, &cpu), "NaN")
+}
+
+func TestBytesAreShownInTheLargestUnitBelow(t *testing.T) {
+	for v, text := range map[float64]string{
+		0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536 << 10: "1.5 MiB", 1 << 30: "1 GiB", 1 << 60: "1048576 TiB",
+	} {
+		require.Equal(t, text, Bytes.Format(v))
+	}
+}
+
 // The policy of the pages allows no style and no script in a page, and a name may be hostile.
 func TestDrawingHasNoStyleScriptOrForeignMarkup(t *testing.T) {
 	c := &Chart{ID: "c", Title: `<script>alert(1)</script>`, Lines: []Line{full(`"><img src=x onerror=alert(1)>`, 1)}}

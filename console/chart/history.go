@@ -54,19 +54,31 @@ type grid struct {
 
 // fill calls f with the column of each step that a chart shows, and the index of the step.
 func (g *grid) fill(name string, steps int, f func(at *float64, i int)) Line {
-	l := Line{Name: name}
-	for i := range l.Values {
-		l.Values[i] = math.NaN()
-	}
+	l := unknown(name)
 	step := time.Duration(g.h.StepSeconds) * time.Second
 	for i := range steps {
 		// The middle of the step decides.
 		middle := g.h.Until.Add(-time.Duration(steps-i)*step + step/2)
-		if column := int(math.Floor(float64(middle.Sub(g.from)) / float64(span/Columns))); column >= 0 && column < Columns {
+		if column, ok := columnOf(middle, g.from); ok {
 			f(&l.Values[column], i)
 		}
 	}
 	return l
+}
+
+// unknown returns a line of which nothing is known.
+func unknown(name string) Line {
+	l := Line{Name: name}
+	for i := range l.Values {
+		l.Values[i] = math.NaN()
+	}
+	return l
+}
+
+// columnOf returns the column of a time in a chart that begins at from, if the chart has it.
+func columnOf(at, from time.Time) (column int, ok bool) {
+	column = int(math.Floor(float64(at.Sub(from)) / float64(span/Columns)))
+	return column, column >= 0 && column < Columns
 }
 
 // means returns the mean of the counts of each column, in a unit of which a step has so many.

@@ -60,7 +60,7 @@ class Refused extends Error {}
 
 const send = (method, type, body, more) => fetch(agent + "/process.Process/" + method, {
   method: "POST", body, cache: "no-store", credentials: "omit", referrerPolicy: "no-referrer",
-  headers: {"Content-Type": type, "Connect-Protocol-Version": "1", ...token && {"X-Access-Token": token}}, ...more,
+  headers: {"Content-Type": type, "Connect-Protocol-Version": "1", "Keepalive-Ping-Interval": String(alive), ...token && {"X-Access-Token": token}}, ...more,
 });
 
 const check = async (answer) => {
@@ -77,19 +77,26 @@ const unary = async (method, body, more) => {
 };
 
 const maxMessage = 4 << 20;
+const alive = 10; // s of silence after which the agent sends a message
+const silence = 25_000; // ms of silence after which a stream is cut off
 
 // stream calls on with each message of a stream of Connect: a byte of flags, four of the length, and JSON.
 const stream = async (method, body, on) => {
+  const cut = new AbortController();
+  const inTime = async (promise) => {
+    const timer = setTimeout(() => cut.abort(), silence);
+    try { return await promise; } finally { clearTimeout(timer); }
+  };
   const json = new TextEncoder().encode(JSON.stringify(body));
   const request = new Uint8Array(5 + json.length);
   new DataView(request.buffer).setUint32(1, json.length);
   request.set(json, 5);
-  const answer = await send(method, "application/connect+json", request);
+  const answer = await inTime(send(method, "application/connect+json", request, {signal: cut.signal}));
   await check(answer);
   const reader = answer.body.getReader();
   let rest = new Uint8Array(0);
   for (;;) {
-    const {done, value} = await reader.read();
+    const {done, value} = await inTime(reader.read());
     if (done) throw new Error("the connection was cut");
     const all = new Uint8Array(rest.length + value.length);
     all.set(rest);
@@ -112,12 +119,22 @@ const stream = async (method, body, on) => {
   }
 };
 
-let pid = 0, over = true, failures = 0;
+// pid is that of the shell, which goes on without a connection. connected: its output arrives.
+let pid = 0, over = true, connected = false, failures = 0;
+let calls = new AbortController(); // ends the calls with input when the stream is cut
+let unsure = false; // one of them has failed
+const maxFailures = 6; // one after another: half a minute
 
-const finish = (text) => {
+// finish ends the attempts. A shell that is kept can be connected to again.
+const finish = (text, kept) => {
   over = true;
-  pid = 0;
+  connected = false;
+  if (!kept) {
+    pid = queued = 0;
+    queue = []; // another shell must not get it
+  }
   say(text);
+  again.textContent = pid ? "Connect again" : "New shell";
   again.hidden = false;
 };
 
@@ -125,14 +142,18 @@ const heard = async ({event}) => {
   if (event?.start) {
     pid = event.start.pid;
     failures = 0;
-    say("Connected.");
+    connected = true;
+    calls = new AbortController();
+    say(unsure ? "Connected. Some input may not have arrived." : "Connected.");
+    unsure = false;
+    resize(); // the window may have changed meanwhile
     flush();
   } else if (event?.data?.pty) {
     // The agent waits with more until this is drawn.
     await new Promise((drawn) => { terminal.write(bytesOf(event.data.pty), drawn); });
   } else if (event?.end) {
     const {exitCode = 0, exited, error} = event.end;
-    finish("The shell has ended" + (exited ? " with exit code " + Number(exitCode) : "") + (error ? ": " + String(error).slice(0, 200) : "") + ".");
+    finish("The shell has ended" + (exited ? " with exit code " + Number(exitCode) : error ? ": " + String(error).slice(0, 200) : "") + ".");
   }
 };
 
@@ -141,7 +162,7 @@ const run = async () => {
   failures = 0;
   again.hidden = true;
   say("Connecting.");
-  terminal.reset();
+  if (!pid) terminal.reset();
   terminal.focus();
   const start = () => ({
     process: {cmd: "/bin/sh", args: ["-c", "command -v bash >/dev/null && exec bash -il; exec sh -i"], envs: {TERM: "xterm-256color"}},
@@ -154,28 +175,32 @@ const run = async () => {
       if (!over) finish("The connection to the shell has ended.");
     } catch (e) {
       if (over) return;
+      connected = false;
+      calls.abort();
       if (e instanceof Refused) {
         finish(e.message);
         return;
       }
-      if (++failures > 6) {
-        finish(e instanceof TypeError ? "The sandbox cannot be reached, or its pool has no agent." : "The sandbox cannot be reached: " + e.message);
+      if (++failures > maxFailures) {
+        finish(pid ? "The connection was lost. The shell goes on as long as the sandbox." :
+          e instanceof TypeError ? "The sandbox cannot be reached, or its pool has no agent." : "The sandbox cannot be reached: " + e.message, true);
         return;
       }
-      say("The connection was lost. Trying again.");
+      say((pid ? "The connection was lost, and the shell goes on. Connecting again, attempt " : "The sandbox cannot be reached. Trying again, attempt ") +
+        failures + " of " + maxFailures + ".");
       await sleep(Math.min(250 * 2 ** failures, 8000));
     }
   }
 };
 
-// Input is sent in its order, one call after the other.
+// Input is sent in its order, one call after the other. Without a connection it waits for the next one.
 const maxQueued = 1 << 20;
 let queue = [], queued = 0, sending = false;
 
 const flush = async () => {
   if (sending) return;
   sending = true;
-  while (queue.length > 0 && pid) {
+  while (queue.length > 0 && connected) {
     const all = new Uint8Array(queued);
     let at = 0;
     for (const part of queue) {
@@ -186,10 +211,11 @@ const flush = async () => {
     queued = 0;
     try {
       for (let i = 0; i < all.length; i += 32 << 10) {
-        await unary("SendInput", {process: {pid}, input: {pty: textOf(all.subarray(i, i + (32 << 10)))}});
+        await unary("SendInput", {process: {pid}, input: {pty: textOf(all.subarray(i, i + (32 << 10)))}}, {signal: calls.signal});
       }
     } catch (e) {
-      if (!over) say("Some input may not have arrived: " + e.message);
+      if (connected) say("Some input may not have arrived: " + e.message);
+      else unsure = pid !== 0;
     }
   }
   sending = false;
@@ -208,12 +234,15 @@ const type = (bytes) => {
 terminal.onData((text) => type(new TextEncoder().encode(text)));
 terminal.onBinary((text) => type(Uint8Array.from(text, (c) => c.charCodeAt(0))));
 
+const resize = () => {
+  if (!connected) return;
+  unary("Update", {process: {pid}, pty: {size: {cols: terminal.cols, rows: terminal.rows}}}, {signal: calls.signal})
+    .catch(() => { if (connected) say("The size of the terminal could not be set."); });
+};
 let resizing = 0;
-terminal.onResize(({cols, rows}) => {
+terminal.onResize(() => {
   clearTimeout(resizing);
-  resizing = setTimeout(() => {
-    if (pid) unary("Update", {process: {pid}, pty: {size: {cols, rows}}}).catch(() => say("The size of the terminal could not be set."));
-  }, 100);
+  resizing = setTimeout(resize, 100);
 });
 new ResizeObserver(() => fit.fit()).observe(place);
 

@@ -107,8 +107,8 @@ type Gateway struct {
 	Admin string
 	// EnvoyAdmin sends requests to Envoy's admin socket, which allows the pages in use only.
 	EnvoyAdmin *http.Client
-
-	routerSocket, adminSocket string
+	// RouterSocket and AdminSocket are where Envoy finds the router, and the router Envoy.
+	RouterSocket, AdminSocket string
 }
 
 // Start runs Berth, with pools and pods in the namespace default, and waits until sandboxes can be
@@ -327,7 +327,7 @@ func newGateway(
 	}
 	g = &Gateway{
 		Addr: addr, EnvoyAdmin: envoy.AdminClient(settings.AdminSocket),
-		routerSocket: settings.RouterSocket, adminSocket: settings.AdminSocket,
+		RouterSocket: settings.RouterSocket, AdminSocket: settings.AdminSocket,
 	}
 	g.Envoy = &proc.Server{
 		Name: name, Supervisor: c.Supervisor(), Log: filepath.Join(c.Dir(), name+".log"),
@@ -363,8 +363,8 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, allocators []*Allocato
 			Argv: append([]string{
 				filepath.Join(o.BinDir, "extproc"),
 				"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
-				"--socket=" + g.routerSocket, "--admin-listen=" + admin.String(),
-				"--envoy-admin=" + g.adminSocket, "--max-stale=" + o.MaxStale.String(),
+				"--socket=" + g.RouterSocket, "--admin-listen=" + admin.String(),
+				"--envoy-admin=" + g.AdminSocket, "--max-stale=" + o.MaxStale.String(),
 			}, slices.Concat(more, o.RouterArgs)...),
 			Check: func(ctx context.Context) error { return proc.GetOK(ctx, http.DefaultClient, url+"/readyz") },
 		}, url, nil

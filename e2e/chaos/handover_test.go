@@ -23,7 +23,9 @@ import (
 // keys, and while claims wait for pods. Every call succeeds.
 // Invariant: I5, P24
 func TestChangesOfLeadersRefuseNoCall(t *testing.T) {
-	g := newGround(t, options{replicas: 2, lease: lease})
+	// Those of the flags, so that the times that it logs are those of docs/design/recovery.md.
+	defaults := []string{"--lease-duration=4s", "--lease-renew=3s", "--lease-retry=300ms"}
+	g := newGround(t, options{replicas: 2, args: defaults})
 	served := g.newPool("served", 30, nil)
 	for i := range times(1, 10) {
 		g.changeLeaders(fmt.Sprintf("planned-%d", i), served, true)
@@ -49,6 +51,7 @@ func (g *ground) changeLeaders(name string, served *pool, planned bool) {
 	g.eventually(func() error { return proc.GetOK(g.ctx, http.DefaultClient, next.Admin+"/readyz") })
 
 	awaited := g.newPool("awaited-"+name, 0, func(p *v1alpha1.SandboxPool) { p.Spec.Paused = true })
+	awaited.awaitWaiting(func() int { return 0 }) // the leader knows the pool
 	var waits sync.WaitGroup
 	answers := make(chan history.Event, 2*waiting)
 	at := []*stack.Allocator{next}

@@ -31,7 +31,9 @@ func New(checks Checks, metrics prometheus.Gatherer, pages string) *http.ServeMu
 			fmt.Fprintln(w, "ok")
 		})
 	}
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
+		EnableOpenMetrics: true, // the format that has exemplars
+	}))
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		apierror.New(apierror.NotFound, "no such page; try %s", pages).Write(w)
 	})

@@ -6,11 +6,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/internal/adminpages"
 )
 
@@ -37,6 +39,21 @@ func TestFailingCheckIsA503WithTheReason(t *testing.T) {
 	w = get(mux, "/other", nil)
 	require.Equal(t, 404, w.Code)
 	require.Contains(t, w.Body.String(), "/readyz or /metrics")
+}
+
+func TestOnlyOpenMetricsScrapesHaveExemplars(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "x", Buckets: []float64{1}})
+	reg.MustRegister(h)
+	metric.Observe(h, .5, strings.Repeat("1a", 16))
+	mux := adminpages.New(nil, reg, "/metrics")
+	require.NotContains(t, get(mux, "/metrics", nil).Body.String(), metric.TraceID)
+	r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
+	r.Header.Set("Accept", "application/openmetrics-text;version=1.0.0")
+	w := httptest.NewRecorder()
+	mux.ServeHTTP(w, r)
+	require.Contains(t, w.Body.String(), `x_bucket{le="1.0"} 1 # {trace_id="`+strings.Repeat("1a", 16)+`"} 0.5 `)
 }
 
 func TestProfilesAnswerOnlyOnLoopback(t *testing.T) {

@@ -2,7 +2,7 @@
 // probes and Prometheus.
 //
 //	GET /healthz, /readyz, ...  200 "ok", or 503 and the reason
-//	GET /metrics                Prometheus
+//	GET /metrics                Prometheus, with exemplars for scrapes that accept them
 //	GET /debug/pprof/           profiles, see [AddProfiles]
 //
 // # Guarantees

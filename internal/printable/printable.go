@@ -1,7 +1,6 @@
 package printable
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"strings"
@@ -54,7 +53,18 @@ func inText(r rune) bool { return Is(r) || r == '\n' || r == '\t' }
 
 // unchanged reports whether Text surely changes nothing.
 func unchanged(raw []byte) bool {
-	return !bytes.ContainsFunc(raw, func(r rune) bool { return r == utf8.RuneError || !inText(r) })
+	for i := 0; i < len(raw); {
+		if c := raw[i]; c >= ' ' && c < 0x7f { // most of nearly every text
+			i++
+			continue
+		}
+		r, size := utf8.DecodeRune(raw[i:])
+		if r == utf8.RuneError || !inText(r) {
+			return false
+		}
+		i += size
+	}
+	return true
 }
 
 func escaped(text string, keep func(rune) bool) string {

@@ -3,6 +3,7 @@ package pools
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/pods"
@@ -30,6 +31,9 @@ type backOff struct {
 	trouble step.Trouble
 }
 
+// MaxFailures bounds the failures that a pool remembers.
+const MaxFailures = 5
+
 // PodFailed acts on an idle pod that is replaced.
 func (t *Table) PodFailed(f pods.Failed) {
 	pool := t.Of(f.Pod.Group().Key)
@@ -44,9 +48,13 @@ func (t *Table) recordFailure(pool *Pool, p *pods.Pod, reason, why string) {
 	if !pool.Known || pool.Deleting {
 		return
 	}
-	pool.failed = step.PodFailure{Pod: p.Key().Name, Reason: reason, Why: why, At: t.Now.Wall.Truncate(time.Second)}
-	t.Emit(step.IdlePodFailed{Pod: p.Key(), Pool: pool.Key, Failure: pool.failed})
+	f := step.PodFailure{Pod: p.Key().Name, Reason: reason, Why: why, At: t.Now.Wall.Truncate(time.Second)}
+	pool.failures = slices.Insert(pool.failures[:min(len(pool.failures), MaxFailures-1)], 0, f)
+	t.Emit(step.IdlePodFailed{Pod: p.Key(), Pool: pool.Key, Failure: f})
 }
+
+// Failures are the latest idle pods that have failed since this leader began, the latest first.
+func (pool *Pool) Failures() []step.PodFailure { return slices.Clone(pool.failures) }
 
 // LateCheckEvery is how often pods that do not become ready are looked for.
 const LateCheckEvery = time.Second

@@ -53,7 +53,10 @@ func (pool *Pool) warmCounts() warm.Counts {
 // Status adds to the counts why pods are not ready, what the pool asks for, and whether it is full.
 func (pool *Pool) Status() step.Counts {
 	n, spec := pool.Counts(), pool.spec()
-	n.Stuck, n.Trouble, n.Failed = pool.stuck(), pool.backOff.trouble, pool.failed
+	n.Stuck, n.Trouble = pool.stuck(), pool.backOff.trouble
+	if len(pool.failures) > 0 {
+		n.Failed = pool.failures[0]
+	}
 	n.Target, n.Wanted = spec.Warm, spec.Wanted(pool.warmCounts().InUse)
 	n.Lacking, n.Spare, n.Start = spec.Lacking, spec.Spare, pool.demand.Start()
 	for p := range pool.In(pods.Going) {

@@ -74,8 +74,8 @@ type Pool struct {
 	// with each round of calls, and begins anew when a creation fails: a quota, or a webhook that refuses,
 	// costs few calls.
 	window      int
-	lateCheckAt time.Duration   // boot clock: when late pods are looked for next
-	failed      step.PodFailure // the last one
+	lateCheckAt time.Duration     // boot clock: when late pods are looked for next
+	failures    []step.PodFailure // the latest first, at most MaxFailures
 
 	// surge bounds the pods that start, if MaxSurge does not. While it holds others back, each pod adds one that
 	// takes no more than twice the fastest start, so that the bound doubles with each round of starts. On nodes that

@@ -140,6 +140,93 @@ advertised addresses are of that family.
 {{- end }}
 
 {{/*
+The host of console.url.
+*/}}
+{{- define "berth.consoleHost" -}}
+{{ regexReplaceAll "^https?://([^:/]*).*$" .Values.console.url "${1}" }}
+{{- end }}
+
+{{/*
+The HTTPRoute and the Ingress that lead hosts to a Service, where values ask for them.
+*/}}
+{{- define "berth.routes" }}
+{{- $service := printf "%s-%s" .root.Release.Name .name }}
+{{- $namespace := .root.Release.Namespace }}
+{{- $labels := include "berth.labels" (pick . "root" "component") }}
+{{- $port := .values.service.port }}
+{{- $hosts := .hosts }}
+{{- with .values.httpRoute }}
+{{- if .parentRefs }}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata:
+  name: {{ $service }}
+  namespace: {{ $namespace }}
+  labels:
+    {{- $labels | nindent 4 }}
+  {{- with .annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  parentRefs:
+    {{- toYaml .parentRefs | nindent 4 }}
+  hostnames:
+    {{- range $hosts }}
+    - {{ . | quote }}
+    {{- end }}
+  rules:
+    # No bound: requests may be streams and WebSockets.
+    - timeouts: {request: 0s}
+      backendRefs:
+        - name: {{ $service }}
+          port: {{ $port }}
+{{- end }}
+{{- end }}
+{{- with .values.ingress }}
+{{- if .enabled }}
+---
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata:
+  name: {{ $service }}
+  namespace: {{ $namespace }}
+  labels:
+    {{- $labels | nindent 4 }}
+  {{- with .annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- with .className }}
+  ingressClassName: {{ . }}
+  {{- end }}
+  {{- with .tlsSecret }}
+  tls:
+    - secretName: {{ . }}
+      hosts:
+        {{- range $hosts }}
+        - {{ . | quote }}
+        {{- end }}
+  {{- end }}
+  rules:
+    {{- range $hosts }}
+    - host: {{ . | quote }}
+      http:
+        paths:
+          - path: /
+            pathType: Prefix
+            backend:
+              service:
+                name: {{ $service }}
+                port: {name: http}
+    {{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
 What values.schema.json cannot say. All mistakes at once, each with what to do.
 */}}
 {{- define "berth.validate" -}}
@@ -156,11 +243,16 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- if not (regexMatch "^https://[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*(:[0-9]{1,5})?$" .) }}
 {{- $errors = append $errors (printf "console.url: %s must be https://, a host in lower case, and a port if it is not the usual one: for example https://console.example.com" .) }}
 {{- else }}
-{{- $host := regexReplaceAll "^https?://([^:/]*).*$" . "${1}" }}
+{{- $host := include "berth.consoleHost" $ }}
 {{- $domain := regexReplaceAll "^https?://([^:/]*).*$" $.Values.publicURL "${1}" }}
 {{- if or (eq $host $domain) (hasSuffix (printf ".%s" $domain) $host) }}
 {{- $errors = append $errors (printf "console.url: its host must not be %s or below it, because pages of sandboxes there are of the same site: for example https://berth-console.example.com" $domain) }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- range $path, $asked := dict "console.httpRoute" .Values.console.httpRoute.parentRefs "console.ingress" .Values.console.ingress.enabled }}
+{{- if and $asked (not (and $.Values.console.enabled $.Values.console.url)) }}
+{{- $errors = append $errors (printf "%s: needs console.enabled, and the host in console.url: for example https://console.example.com" $path) }}
 {{- end }}
 {{- end }}
 {{- if not (regexMatch "^([0-9]+(\\.[0-9]+)?[smh])+$" (toString .Values.maxStale)) }}
@@ -183,6 +275,7 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- range $path, $name := dict
   "api.tlsSecret" .Values.api.tlsSecret "api.accessKeySecret" .Values.api.accessKeySecret "gateway.tlsSecret" $gateway.tlsSecret
   "gateway.ingress.tlsSecret" $gateway.ingress.tlsSecret "gateway.ingress.className" $gateway.ingress.className
+  "console.ingress.tlsSecret" .Values.console.ingress.tlsSecret "console.ingress.className" .Values.console.ingress.className
   "controlTLS.secret.allocator" .Values.controlTLS.secret.allocator "controlTLS.secret.router" .Values.controlTLS.secret.router
   "allocator.priorityClassName" .Values.allocator.priorityClassName "gateway.priorityClassName" $gateway.priorityClassName
   "sandboxes.serviceAccount" .Values.sandboxes.serviceAccount }}
