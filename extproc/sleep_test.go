@@ -411,7 +411,7 @@ func TestCloseBetweenLookupAndAdmissionStopsTheRequest(t *testing.T) {
 		require.Equal(t, "10.1.2.3:9000", (<-w.asks(fromEnvoy("9000-abc." + domain))).dst)
 		w.beforeAdmit = func() {
 			w.sends(func(stream uint64) core.Effect {
-				return core.SendClose{Stream: stream, Sequence: 2, Sandbox: sb}
+				return core.SendClose{Stream: stream, Sequence: 2, ID: "abc"}
 			})
 			synctest.Wait()
 		}

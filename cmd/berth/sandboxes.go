@@ -278,7 +278,7 @@ type lsCommand struct {
 	formatFlags
 	watchFlags
 	filterFlags
-	Phase []string `enum:"starting,running,released,ended" default:"starting,running" help:"Phases: starting, running, released, ended. The API remembers the last 10,000 ended sandboxes for 24 hours."`
+	Phase []string `enum:"starting,running,fallingAsleep,asleep,waking,released,ended" default:"starting,running,fallingAsleep,asleep,waking" help:"Phases: starting, running, fallingAsleep, asleep, waking, released, ended. The default is all but the last two. The API remembers the last 10,000 ended sandboxes for 24 hours."`
 }
 
 // Run implements the command.
