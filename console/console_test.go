@@ -723,7 +723,7 @@ func TestListAsksForOnePageOfTheChosenSandboxes(t *testing.T) {
 	require.Equal(t, url.Values{"pool": {"demo"}, "user": {"ann"}, "team": {"blue"}, "phase": {"ended"}, "limit": {"100"}, "nextToken": {"t0"}}, asked)
 
 	s.get("/console/sandboxes?id=abc")
-	require.Contains(t, strings.Join(api.made(), "\n"), "prefix=abc&phase=starting,running,released,ended&")
+	require.Contains(t, strings.Join(api.made(), "\n"), "prefix=abc&phase=starting,running,fallingAsleep,asleep,waking,released,ended&")
 }
 
 func TestListShowsUseAndEndOfEachSandbox(t *testing.T) {

@@ -3,6 +3,7 @@ package console
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,27 +46,33 @@ type choice struct {
 	Chosen      bool
 }
 
+// live are the phases of sandboxes that are not released.
+var live = []openapi.RecordPhase{
+	openapi.RecordPhaseStarting, openapi.RecordPhaseRunning, openapi.RecordPhaseFallingAsleep, openapi.RecordPhaseAsleep, openapi.RecordPhaseWaking,
+}
+
 // phases are what can be chosen, and what the API calls it.
 var phases = []struct {
 	value, name string
 	all         []openapi.RecordPhase
 }{
-	{"live", "Live", []openapi.RecordPhase{openapi.RecordPhaseStarting, openapi.RecordPhaseRunning}},
+	{"live", "Live", live},
 	{"starting", "Starting", []openapi.RecordPhase{openapi.RecordPhaseStarting}},
+	{"asleep", "Asleep", []openapi.RecordPhase{openapi.RecordPhaseFallingAsleep, openapi.RecordPhaseAsleep, openapi.RecordPhaseWaking}},
 	{"released", "Being released", []openapi.RecordPhase{openapi.RecordPhaseReleased}},
 	{"ended", "Ended", []openapi.RecordPhase{openapi.RecordPhaseEnded}},
-	{"all", "All", []openapi.RecordPhase{
-		openapi.RecordPhaseStarting, openapi.RecordPhaseRunning, openapi.RecordPhaseReleased, openapi.RecordPhaseEnded,
-	}},
+	{"all", "All", append(slices.Clone(live), openapi.RecordPhaseReleased, openapi.RecordPhaseEnded)},
 }
 
 var stateOf = map[openapi.RecordPhase]badge{
 	openapi.RecordPhaseStarting: {"busy", "starting"}, openapi.RecordPhaseRunning: {"ok", "running"},
+	openapi.RecordPhaseFallingAsleep: {"busy", "falling asleep"}, openapi.RecordPhaseAsleep: {"still", "asleep"},
+	openapi.RecordPhaseWaking:   {"busy", "waking"},
 	openapi.RecordPhaseReleased: {"busy", "being released"}, openapi.RecordPhaseEnded: {"still", "ended"},
 }
 
 func isLive(p openapi.RecordPhase) bool {
-	return p == openapi.RecordPhaseStarting || p == openapi.RecordPhaseRunning
+	return slices.Contains(live, p)
 }
 
 // filterFields are the parameters of the list.

@@ -2268,7 +2268,7 @@ type FindSandboxesParams struct {
 	// Pool Only sandboxes of this pool.
 	Pool *string `form:"pool,omitempty" json:"pool,omitempty"`
 
-	// Phase Phases, separated by commas. The default is starting and running.
+	// Phase Phases, separated by commas. The default is all but released and ended.
 	Phase []RecordPhase `form:"phase,omitempty" json:"phase,omitempty"`
 
 	// Order By the time of the claim; desc: the newest first.
