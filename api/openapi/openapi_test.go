@@ -26,7 +26,7 @@ func operationOf(t testing.TB, id string) Operation {
 func TestOperationsAreServedBehindEachServer(t *testing.T) {
 	require.Equal(t, []string{"/sandboxes", "/v2/sandboxes"}, operationOf(t, "createSandbox").Paths)
 	require.Equal(t, []string{"/v1/fences"}, operationOf(t, "listFences").Paths)
-	require.NotEmpty(t, operationOf(t, "pauseSandbox").Refused)
+	require.NotEmpty(t, operationOf(t, "forkSandbox").Refused)
 	require.Len(t, operationOf(t, "listSandboxes").Query, 7)
 }
 
