@@ -91,7 +91,9 @@ func (*routes) AwaitJoined(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (r *routes) Wake(ctx context.Context, id sandboxid.Key) (routecache.Answer, error) { return r.Lookup(ctx, id) }
+func (r *routes) Wake(ctx context.Context, id sandboxid.Key) (routecache.Answer, error) {
+	return r.Lookup(ctx, id)
+}
 
 func (*routes) Known(sandboxid.Key) bool { return false }
 
