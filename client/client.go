@@ -196,8 +196,8 @@ func (c *Client) SetTimeout(ctx context.Context, id string, timeout time.Duratio
 	return err
 }
 
-// Pause has a sandbox fall asleep, and returns when it is asleep. It is not repeated: a sandbox that is asleep already is
-// an error.
+// Pause has a sandbox fall asleep, and returns when it is asleep. It is not repeated: a sandbox that is asleep already
+// is an error.
 func (c *Client) Pause(ctx context.Context, id string) error {
 	_, err := call[none](ctx, once, func() (*http.Response, error) {
 		return c.api.PauseSandbox(ctx, id, openapi.PauseSandboxJSONRequestBody{})

@@ -48,7 +48,8 @@ type choice struct {
 
 // live are the phases of sandboxes that are not released.
 var live = []openapi.RecordPhase{
-	openapi.RecordPhaseStarting, openapi.RecordPhaseRunning, openapi.RecordPhaseFallingAsleep, openapi.RecordPhaseAsleep, openapi.RecordPhaseWaking,
+	openapi.RecordPhaseStarting, openapi.RecordPhaseRunning,
+	openapi.RecordPhaseFallingAsleep, openapi.RecordPhaseAsleep, openapi.RecordPhaseWaking,
 }
 
 // phases are what can be chosen, and what the API calls it.
@@ -58,7 +59,7 @@ var phases = []struct {
 }{
 	{"live", "Live", live},
 	{"starting", "Starting", []openapi.RecordPhase{openapi.RecordPhaseStarting}},
-	{"asleep", "Asleep", []openapi.RecordPhase{openapi.RecordPhaseFallingAsleep, openapi.RecordPhaseAsleep, openapi.RecordPhaseWaking}},
+	{"asleep", "Asleep", live[2:]},
 	{"released", "Being released", []openapi.RecordPhase{openapi.RecordPhaseReleased}},
 	{"ended", "Ended", []openapi.RecordPhase{openapi.RecordPhaseEnded}},
 	{"all", "All", append(slices.Clone(live), openapi.RecordPhaseReleased, openapi.RecordPhaseEnded)},

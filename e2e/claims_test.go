@@ -123,7 +123,8 @@ func TestRepeatedKeyNamesOneClaimUnderEveryLeader(t *testing.T) {
 	require.Equal(t, s.SandboxID, gone.SandboxID)
 }
 
-// waitsForColdPod makes a claim with the key that waits for the first pod of a cold pool. It returns the claim and the pod.
+// waitsForColdPod makes a claim with the key that waits for the first pod of a cold pool. It returns the claim and the
+// pod.
 func (e *env) waitsForColdPod(key string) (body, pod string) {
 	e.t.Helper()
 	cold := e.newPool(e.pool+"-cold", 0)

@@ -31,10 +31,11 @@ func (e *env) sleeper(pool, claim string) *sleeper {
 	e.t.Helper()
 	s, _ := e.claimOf(pool, claim)
 	b := &sleeper{e, s, filepath.Join(e.t.TempDir(), "beats")}
+	script := "while :; do echo beat >> " + b.file + "; sleep 0.02; done"
 	ctx, leave := context.WithCancel(e.t.Context())
 	defer leave() // a command goes on, and a stream that is open would be use
 	stream, err := e.agentOf(s).Start(ctx, connect.NewRequest(&processpb.StartRequest{
-		Process: &processpb.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", "while :; do echo beat >> " + b.file + "; sleep 0.02; done"}},
+		Process: &processpb.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", script}},
 	}))
 	require.NoError(e.t, err)
 	require.True(e.t, stream.Receive(), "%v", stream.Err())
@@ -94,8 +95,10 @@ func TestPausedSandboxKeepsEverythingAndUsesNothing(t *testing.T) {
 		b.pause()
 		refused := e.get(client, e.host(8080, b.SandboxID), "/").refusal(t)
 		require.Equal(t, apierror.SandboxAsleep, refused.Reason)
-		require.Equal(t, apierror.SandboxState, e.api(http.MethodPost, "/sandboxes/"+b.SandboxID+"/pause", "{}").refusal(t).Reason)
-		require.Equal(t, apierror.SandboxState, e.api(http.MethodPost, "/sandboxes/"+b.SandboxID+"/timeout", `{"timeout":60}`).refusal(t).Reason)
+		for path, body := range map[string]string{"/pause": "{}", "/timeout": `{"timeout":60}`} {
+			refused := e.api(http.MethodPost, "/sandboxes/"+b.SandboxID+path, body).refusal(t)
+			require.Equal(t, apierror.SandboxState, refused.Reason)
+		}
 		a := e.api(http.MethodPost, "/sandboxes/"+b.SandboxID+"/connect", `{"timeout":600}`)
 		require.Equal(t, http.StatusCreated, a.code, a.body)
 		b.beats(true)
@@ -133,7 +136,8 @@ func TestRequestWakesASandboxThatAllowsIt(t *testing.T) {
 	answers := make(chan answer, 20)
 	for range cap(answers) {
 		go func() {
-			a, err := do(t.Context(), client, http.MethodGet, "http://gateway/", host, "", sandboxaccess.TokenHeader, *private.TrafficAccessToken)
+			a, err := do(t.Context(), client, http.MethodGet, "http://gateway/", host, "",
+				sandboxaccess.TokenHeader, *private.TrafficAccessToken)
 			if err != nil {
 				a.body = err.Error()
 			}

@@ -36,7 +36,8 @@ func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 	template := &pool.Spec.Template
 	template.Metadata.Annotations = map[string]string{"note": word}
 	container := &template.Spec.Containers[0]
-	container.Env = append(container.Env, corev1.EnvVar{Name: "KEY", Value: canary}, corev1.EnvVar{Name: "NOTE", Value: word})
+	container.Env = append(container.Env,
+		corev1.EnvVar{Name: "KEY", Value: canary}, corev1.EnvVar{Name: "NOTE", Value: word})
 	e.createPool(pool)
 	var a answer
 	e.eventually(func() error { // the API may not have seen the pool yet
@@ -67,7 +68,7 @@ func TestSupportArchiveHoldsNoSecret(t *testing.T) {
 	c := e.commandLine()
 	var config string
 	if shared == nil {
-		config = e.processes.cluster.Kubeconfig()
+		config = e.cluster.Kubeconfig()
 	} else {
 		config = shared.kubeconfig
 		lines := c.run(0, "logs", "--of", s.SandboxID, "--kubeconfig", config)
