@@ -61,7 +61,7 @@ func TestRefusalHasTheFormOfItsClient(t *testing.T) {
 		require.EqualValues(t, e.Code, r.GetStatus().GetCode())
 		require.Equal(t, string(k.Reason), headersSet(r)["x-berth-reason"])
 		switch k.Reason {
-		case apierror.SandboxNotFound, apierror.SandboxGone:
+		case apierror.SandboxNotFound, apierror.SandboxGone, apierror.SandboxAsleep:
 			require.Equal(t, 502, e.Code)
 			require.Contains(t, e.Message, "was not found")
 		case apierror.PortPrivate:

@@ -10,7 +10,7 @@
 //   - The status of a process that [Table.Start] has started is never lost, however soon it ends.
 //   - [Child.Signal] and [Child.SignalGroup] never reach another process that has got the number of an
 //     ended one: a number is free only once its process is reaped, and both keep it from being reaped.
-//   - An orphan is reaped as soon as the agent gets SIGCHLD.
+//   - An orphan is reaped as soon as the agent gets SIGCHLD, but not during [Table.Keep].
 //   - No process is started between [Table.Pause] and [Table.Resume].
 //
 // Package os/exec in the same process breaks the first: its Wait fails with ECHILD. A file system that does not
@@ -43,8 +43,9 @@ type Table struct {
 	// starting is held for reading from before a process is started until it is in the table, and while
 	// one is signalled. It is held for writing while processes are reaped.
 	starting sync.RWMutex
-	paused   bool // guarded by starting
-	mu       sync.Mutex
+	// paused: nothing is started. kept: nothing is reaped. Both are guarded by starting.
+	paused, kept bool
+	mu           sync.Mutex
 	// started has the processes by their number.
 	started map[int]*Child
 }
@@ -93,6 +94,22 @@ func (t *Table) pause(paused bool) {
 	t.paused = paused
 }
 
+// Keep has no process reaped until release is called, so that everything that ends meanwhile can be seen to have been
+// there.
+func (t *Table) Keep() (release func()) {
+	t.keep(true)
+	return func() {
+		t.keep(false)
+		t.reap()
+	}
+}
+
+func (t *Table) keep(kept bool) {
+	t.starting.Lock()
+	defer t.starting.Unlock()
+	t.kept = kept
+}
+
 // Start starts a process, as syscall.ForkExec does.
 func (t *Table) Start(path string, argv []string, attr *syscall.ProcAttr) (*Child, error) {
 	t.starting.RLock()
@@ -115,7 +132,7 @@ func (t *Table) Start(path string, argv []string, attr *syscall.ProcAttr) (*Chil
 func (t *Table) reap() {
 	t.starting.Lock()
 	defer t.starting.Unlock()
-	for {
+	for !t.kept {
 		var status syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
 		if errors.Is(err, syscall.EINTR) {

@@ -23,9 +23,10 @@
 //
 // # Guarantees
 //
-//   - Frozen or kept means that two passes over /proc have found the same processes, that none ended meanwhile, and
-//     that no thread of them ran: each is stopped (T), traced (t), or waits in the kernel (D) with SIGSTOP pending. A
-//     parent in vfork(2) waits in D until its child goes on.
+//   - Frozen or kept means that two passes over /proc have found the same processes, and that no thread of them ran: each
+//     is stopped (T), traced (t), or waits in the kernel (D) with SIGSTOP pending. A parent in vfork(2) waits in D until
+//     its child goes on. The agent reaps no process meanwhile, so one that starts another one and ends is seen. In a
+//     container no process was missed either that others reap.
 //   - Processes are stopped by levels. All of one level are stopped before their children get the signal, and
 //     children are continued before their parents. So no shell sees that its job was stopped.
 //   - A process that was stopped before the freeze stays stopped after the thaw.
@@ -40,6 +41,5 @@
 // A process that kubectl exec starts later runs, and can continue others. So does the kernel: when it kills a process
 // for want of memory, it continues the jobs that have thereby lost their shell. A number of a process that is used
 // again between two reads of /proc is noticed, but not between a read and its signal. A /proc that is mounted with
-// hidepid hides processes of others from an agent that is not root. Outside of a container, where processes of the
-// machine end all the time, a process that only starts another one and ends can be missed.
+// hidepid hides processes of others from an agent that is not root.
 package freeze

@@ -152,6 +152,7 @@ func (f *Freezer) freeze() *initbox.Refusal {
 	f.close()
 	f.o.Children.Pause()
 	late := bootclock.Now() + bound
+	release := f.o.Children.Keep()
 	why := f.tree.stop(func() *initbox.Refusal {
 		switch {
 		case f.ending.Load():
@@ -161,6 +162,7 @@ func (f *Freezer) freeze() *initbox.Refusal {
 		}
 		return nil
 	})
+	release()
 	if why == nil && f.ending.Load() {
 		why = &initbox.Refusal{Reason: initbox.Ending}
 	}

@@ -47,18 +47,14 @@ type tree struct {
 	known map[key]*stopped
 }
 
-// maxLost is how many passes must find the same outside of a container, where the processes that end in every pass are
-// those of the machine.
-const maxLost = 10
-
 // lookEvery is the time between two looks at processes that were told to stop.
 const lookEvery = 200 * time.Microsecond
 
 // stop returns nil when all processes are stopped, or the reason why they are not. Those that were stopped stay so.
-// over is asked before each step: a reason ends it.
+// over is asked before each step: a reason ends it. No child of the root is reaped meanwhile.
 func (t *tree) stop(over func() *initbox.Refusal) *initbox.Refusal {
 	var before map[key]bool
-	for lost := 0; ; {
+	for {
 		if why := over(); why != nil {
 			return why
 		}
@@ -72,12 +68,11 @@ func (t *tree) stop(over func() *initbox.Refusal) *initbox.Refusal {
 			for _, p := range all {
 				seen[p.key] = true
 			}
-			if before != nil && maps.Equal(before, seen) {
-				if lost++; whole || t.root != 1 && lost > maxLost {
-					return nil
-				}
+			// A process that ends as soon as it has started another one shows up as a difference: the agent reaps none
+			// meanwhile. Outside of a container those that were not found are processes of the machine.
+			if before != nil && maps.Equal(before, seen) && (whole || t.root != 1) {
+				return nil
 			}
-			// A process that ends as soon as it has started another one shows up as a difference.
 			before = seen
 			continue
 		}

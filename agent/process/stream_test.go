@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,14 +30,14 @@ func TestExpiredProcessIsAnsweredWithDeadlineExceeded(t *testing.T) {
 // Invariant: P28
 func TestSilentStreamStaysSilentWhileAsleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		asleep := true
-		p := &running{child: &children.Child{PID: 1}, drained: make(chan struct{}), asleep: func() bool { return asleep }}
+		var awake atomic.Bool
+		p := &running{child: &children.Child{PID: 1}, drained: make(chan struct{}), asleep: func() bool { return !awake.Load() }}
 		attached := p.attach()
 		defer attached.leave()
 		ctx, leave := context.WithTimeout(t.Context(), time.Hour+time.Second)
 		defer leave()
 		sent := 0
-		time.AfterFunc(time.Hour-time.Second, func() { asleep = false })
+		time.AfterFunc(time.Hour-time.Second, func() { awake.Store(true) })
 		err := attached.stream(ctx, nil, time.Minute, func(*processpb.ProcessEvent) error {
 			sent++
 			return nil
