@@ -240,12 +240,12 @@ func TestRunReturnsWhenRecoveryFails(t *testing.T) {
 		a.watches.mu.Lock()
 		defer a.watches.mu.Unlock()
 		return a.watches.term != nil && len(a.watches.term.loop.in) == eventQueue
-	}, 30*time.Second, time.Millisecond, "the queue was never full: this test proves nothing")
+	}, 2*time.Minute, time.Millisecond, "the queue was never full: this test proves nothing")
 	close(full)
 	select {
 	case err := <-done:
 		require.ErrorContains(t, err, "are both on record with pod")
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("recovery has failed, and Run has not returned")
 	}
 }

@@ -111,7 +111,7 @@ func (u *users) play(ctx context.Context, random *rand.Rand, id string, timeout 
 			return
 		}
 	}
-	if random.IntN(5) < 2 {
+	if random.IntN(5) == 0 {
 		return
 	}
 	// The moment of its release: up to a look after the idle timeout, but for a keep-alive.
