@@ -111,7 +111,7 @@ func TestCallsOfE2BsDashboardAreAnswered(t *testing.T) {
 	require.Equal(t, "v1", tag.NormalizedTag)
 	require.Equal(t, http.StatusNotFound, e.as(key, http.MethodGet, "/dashboard/builds/"+one.BuildID, "").code)
 	require.Equal(t, http.StatusNotImplemented, e.as(key, http.MethodPatch, "/v2/templates/"+pool, `{"public":true}`).code)
-	require.Equal(t, http.StatusNotImplemented, e.as(key, http.MethodPost, "/sandboxes/"+s.SandboxID+"/pause", "").code)
+	require.Equal(t, http.StatusNoContent, e.as(key, http.MethodPost, "/sandboxes/"+s.SandboxID+"/pause", "").code)
 	require.Equal(t, http.StatusNoContent, e.as(key, http.MethodDelete, "/sandboxes/"+s.SandboxID, "").code)
 	// The page shows the message of what Berth lacks. The first two are of the page of a sandbox that has ended.
 	for _, call := range []struct{ method, path, body string }{
