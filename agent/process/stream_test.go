@@ -31,7 +31,8 @@ func TestExpiredProcessIsAnsweredWithDeadlineExceeded(t *testing.T) {
 func TestSilentStreamStaysSilentWhileAsleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var awake atomic.Bool
-		p := &running{child: &children.Child{PID: 1}, drained: make(chan struct{}), asleep: func() bool { return !awake.Load() }}
+		asleep := func() bool { return !awake.Load() }
+		p := &running{child: &children.Child{PID: 1}, drained: make(chan struct{}), asleep: asleep}
 		attached := p.attach()
 		defer attached.leave()
 		ctx, leave := context.WithTimeout(t.Context(), time.Hour+time.Second)
