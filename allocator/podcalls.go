@@ -21,9 +21,12 @@ type podCalls[J any] struct {
 	mu     sync.Mutex
 	ctx    context.Context // of run; nil before it and after its end
 	lines  map[core.PoolKey]*callLine[J]
-	cancel map[string]context.CancelFunc // of the calls under way, by sandbox ID
+	cancel map[string]*underWay // of the newest call under way, by sandbox ID
 	all    sync.WaitGroup
 }
+
+// underWay is a call that runs.
+type underWay struct{ cancel context.CancelFunc }
 
 type callLine[J any] struct {
 	running int
@@ -32,7 +35,7 @@ type callLine[J any] struct {
 
 // newPodCalls returns podCalls. of returns the sandbox that a call is about.
 func newPodCalls[J any](call func(context.Context, J), of func(J) core.Sandbox) *podCalls[J] {
-	return &podCalls[J]{call: call, of: of, lines: map[core.PoolKey]*callLine[J]{}, cancel: map[string]context.CancelFunc{}}
+	return &podCalls[J]{call: call, of: of, lines: map[core.PoolKey]*callLine[J]{}, cancel: map[string]*underWay{}}
 }
 
 // add queues the call for a sandbox. It never blocks.
@@ -49,12 +52,12 @@ func (c *podCalls[J]) add(j J) {
 	c.advance(pool)
 }
 
-// drop cancels the call for a released sandbox, or removes it from the queue.
+// drop cancels the newest call for a sandbox, or removes it from the queue.
 func (c *podCalls[J]) drop(s core.Sandbox) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if cancel := c.cancel[s.ID]; cancel != nil {
-		cancel()
+	if call := c.cancel[s.ID]; call != nil {
+		call.cancel()
 	} else if line := c.lines[s.Pool]; line != nil {
 		line.waiting = slices.DeleteFunc(line.waiting, func(j J) bool { return c.of(j).ID == s.ID })
 	}
@@ -95,13 +98,16 @@ func (c *podCalls[J]) advance(pool core.PoolKey) {
 		line.waiting = line.waiting[1:]
 		line.running++
 		ctx, cancel := context.WithCancel(c.ctx)
-		c.cancel[id] = cancel
+		call := &underWay{cancel}
+		c.cancel[id] = call
 		c.all.Go(func() {
 			c.call(ctx, j)
 			cancel()
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			delete(c.cancel, id)
+			if c.cancel[id] == call { // else the next call for the sandbox has begun
+				delete(c.cancel, id)
+			}
 			line.running--
 			c.advance(pool)
 		})

@@ -119,6 +119,7 @@ func TestReleasedSandboxEndsTheCallsToItsPod(t *testing.T) {
 			func(e core.Configure) core.Sandbox { return e.Sandbox })
 		tm.orders = newPodCalls(func(ctx context.Context, _ agentOrder) { <-ctx.Done(); ended <- "order" },
 			func(o agentOrder) core.Sandbox { return o.sandbox })
+		tm.keeps = tm.orders
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { tm.hooks.run(ctx) })
@@ -136,5 +137,40 @@ func TestReleasedSandboxEndsTheCallsToItsPod(t *testing.T) {
 		synctest.Wait()
 		require.Len(t, ended, 3)
 		require.ElementsMatch(t, []string{"hook", "configuration", "order"}, []string{<-ended, <-ended, <-ended})
+	})
+}
+
+// An order that replaces another one begins before that has ended.
+func TestEndOfAReplacedCallKeepsTheNextCancellable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan string, 2)
+		release := make(chan struct{})
+		calls := 0
+		h := newPodCalls(func(ctx context.Context, s core.Sandbox) {
+			calls++
+			n := calls
+			<-ctx.Done()
+			if n == 1 {
+				<-release
+			}
+			ended <- fmt.Sprint(n)
+		}, itself)
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { h.run(ctx) })
+		defer running.Wait()
+		defer cancel()
+		s := starting("p", "a")
+		h.add(s)
+		synctest.Wait()
+		h.drop(s)
+		h.add(s)
+		synctest.Wait()
+		close(release)
+		require.Equal(t, "1", <-ended)
+		synctest.Wait()
+		h.drop(s)
+		synctest.Wait()
+		require.Len(t, ended, 1, "the second call was not cancelled")
 	})
 }

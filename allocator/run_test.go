@@ -194,6 +194,7 @@ func acting(t *testing.T, options ...func(*Options)) (*term, func()) {
 	tm.hooks = newPodCalls(tm.start, itself)
 	tm.inits = newPodCalls(tm.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
 	tm.orders = newPodCalls(tm.order, func(o agentOrder) core.Sandbox { return o.sandbox })
+	tm.keeps = newPodCalls(tm.order, func(o agentOrder) core.Sandbox { return o.sandbox })
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	for _, w := range []*workers{tm.creates, tm.deletes, tm.other, tm.lines, tm.found} {

@@ -19,6 +19,8 @@ const (
 	orderWait  = 6 * time.Second
 	orderPause = 200 * time.Millisecond
 	ordersFor  = 20 * time.Second
+	// keepPause is the longest pause between two attempts to have a freeze kept.
+	keepPause = 10 * time.Second
 )
 
 // agentOrder is a core.Freeze, or a core.Thaw.
@@ -37,9 +39,25 @@ func (o agentOrder) String() string {
 	return "freeze"
 }
 
+// give queues the next order of a sandbox. Those to keep a freeze have places of their own: they are repeated for as long
+// as an agent does not answer, and must not keep others from waking.
+func (t *term) give(o agentOrder) {
+	t.dropOrders(o.sandbox)
+	if o.keep {
+		t.keeps.add(o)
+	} else {
+		t.orders.add(o)
+	}
+}
+
+func (t *term) dropOrders(s core.Sandbox) {
+	t.orders.drop(s)
+	t.keeps.drop(s)
+}
+
 // order gives the agent of a sandbox an order, until it has answered or the next order of the sandbox comes.
 func (t *term) order(ctx context.Context, o agentOrder) {
-	err := t.give(ctx, o)
+	err := t.deliver(ctx, o)
 	if ctx.Err() != nil {
 		return
 	}
@@ -55,11 +73,11 @@ func (t *term) order(ctx context.Context, o agentOrder) {
 	}
 }
 
-func (t *term) give(ctx context.Context, o agentOrder) error {
+func (t *term) deliver(ctx context.Context, o agentOrder) error {
 	if t.agents == nil { // a replica with a key has made the claim
 		return errors.New("the allocator has no --access-key-file")
 	}
-	for began := time.Now(); ; {
+	for began, pause := time.Now(), orderPause; ; {
 		attempt, cancel := context.WithTimeout(ctx, orderWait)
 		var err error
 		if o.thaw {
@@ -70,8 +88,11 @@ func (t *term) give(ctx context.Context, o agentOrder) error {
 		cancel()
 		refused := (*agents.RefusedError)(nil)
 		final := err == nil || errors.Is(err, agents.ErrSuperseded) || errors.As(err, &refused)
-		if final || !o.keep && time.Since(began) > ordersFor || !wait.Sleep(ctx, orderPause) {
+		if final || !o.keep && time.Since(began) > ordersFor || !wait.Sleep(ctx, pause) {
 			return err
+		}
+		if o.keep {
+			pause = min(2*pause, keepPause)
 		}
 	}
 }

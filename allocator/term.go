@@ -61,6 +61,7 @@ type term struct {
 	hooks     *podCalls[core.Sandbox]
 	inits     *podCalls[core.Configure]
 	orders    *podCalls[agentOrder]
+	keeps     *podCalls[agentOrder]
 	creates   *workers
 	deletes   *workers
 	other     *workers
@@ -124,6 +125,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.hooks.run(ctx) })
 	all.Go(func() { t.inits.run(ctx) })
 	all.Go(func() { t.orders.run(ctx) })
+	all.Go(func() { t.keeps.run(ctx) })
 	if t.agents != nil {
 		all.Go(func() { t.agents.Run(ctx) })
 	}
@@ -236,7 +238,8 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 	}
 	t.hooks = newPodCalls(t.start, func(s core.Sandbox) core.Sandbox { return s })
 	t.inits = newPodCalls(t.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
-	t.orders = newPodCalls(t.order, func(o agentOrder) core.Sandbox { return o.sandbox })
+	ofOrder := func(o agentOrder) core.Sandbox { return o.sandbox }
+	t.orders, t.keeps = newPodCalls(t.order, ofOrder), newPodCalls(t.order, ofOrder)
 	t.loop = newLoop(c, guard.New(a.o.ConnectWindow), a.o.WallClock, t.do)
 	t.loop.violated = t.violated
 	k := a.o.Clients
@@ -420,11 +423,9 @@ func (t *term) write(e core.Effect) bool {
 	case core.Configure:
 		t.inits.add(e)
 	case core.Freeze:
-		t.orders.drop(e.Sandbox)
-		t.orders.add(agentOrder{sandbox: e.Sandbox, keep: e.Keep})
+		t.give(agentOrder{sandbox: e.Sandbox, keep: e.Keep})
 	case core.Thaw:
-		t.orders.drop(e.Sandbox)
-		t.orders.add(agentOrder{sandbox: e.Sandbox, thaw: true})
+		t.give(agentOrder{sandbox: e.Sandbox, thaw: true})
 	default:
 		return false
 	}
@@ -487,7 +488,7 @@ func (t *term) tell(e core.Effect) {
 	case core.SandboxReleased:
 		t.hooks.drop(e.Sandbox)
 		t.inits.drop(e.Sandbox)
-		t.orders.drop(e.Sandbox)
+		t.dropOrders(e.Sandbox)
 		t.publish(events.Released, e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
 		if e.Late > 0 {

@@ -60,7 +60,6 @@ type (
 		Why string
 	}
 	// Frozen is the outcome of a Freeze, and Thawed that of a Thaw, with the revision of the order. Why is as in Started.
-	// NotAsleep: the agent has obeyed a later order than a Freeze with Keep.
 	Frozen struct {
 		ID       string
 		Revision Revision

@@ -60,6 +60,13 @@ func (w *world) checkAnswered() {
 		t.Fatalf("calls never answered: %v", w.kept)
 	}
 	w.judgeReaped()
+	for _, r := range w.routers {
+		for id := range r.held {
+			if sb := w.core.sandboxes.Get(id); connected(r) && r.joined && sb != nil && sb.Sleeps() {
+				t.Fatalf("%s holds requests for %s, which sleeps", r.id, id)
+			}
+		}
+	}
 	for sb := range w.core.sandboxes.All() {
 		if p := w.pod(sb.Pod); sb.Lives() && p.agent.frozen != (sb.Phase == Asleep) {
 			t.Fatalf("%s is in phase %d, its agent: %+v", sb.ID, sb.Phase, p.agent)

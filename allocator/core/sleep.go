@@ -124,7 +124,7 @@ func (c *Core) tired(sb *sandboxes.Sandbox) {
 func (c *Core) resolveSleeper(e *SendResolved, sb *sandboxes.Sandbox, wake bool) {
 	asked := wake && sb.MayWake() && !sb.Wakes()
 	if asked && c.sandboxes.CountWaking() < maxWaking {
-		c.sandboxes.Wake(sb, 0, c.sandboxes.EndAfter(sb))
+		c.sandboxes.Wake(sb, c.sandboxes.EndAfter(sb))
 		asked = false
 	}
 	found := sb.Sandbox
@@ -137,25 +137,21 @@ func (c *Core) resolveSleeper(e *SendResolved, sb *sandboxes.Sandbox, wake bool)
 	e.Sleeper, e.Busy = &found, asked
 }
 
-// sendCloses sends the routers the closings that have begun in this step. Requests that they have held for a verdict go
-// on then, and wake the sandbox.
+// sendCloses sends the routers the closings that have begun in this step. A close ends a question about the sandbox, as a
+// release does, so it is resumed too: requests that were held for a verdict go on then, and ask for it.
 func (r *routers) sendCloses() {
 	if !r.closings.HasUnsent() {
 		return
 	}
 	for _, s := range r.members.Reachable() {
-		var resumed []string
-		for _, id := range r.closings.Unsent(s.ID) {
-			sb := r.sandboxes.Get(id)
+		ids := r.closings.Unsent(s.ID)
+		for _, id := range ids {
 			sequence := r.members.NextSequence(s)
 			r.closings.Sent(s.ID, sequence, []string{id})
 			r.Emit(SendClose{Stream: s.Stream, Sequence: sequence, ID: id})
-			if why, _ := sb.Closing(); why == sandboxes.WhenIdle {
-				resumed = append(resumed, id)
-			}
 		}
-		if len(resumed) > 0 {
-			r.Emit(SendResume{Stream: s.Stream, IDs: resumed})
+		if len(ids) > 0 {
+			r.Emit(SendResume{Stream: s.Stream, IDs: ids})
 		}
 	}
 	r.closings.AllSent()

@@ -325,3 +325,41 @@ func TestReleaseEndsEveryPhaseOfSleep(t *testing.T) {
 	s.pass(window)
 	none[Freeze](s)
 }
+
+// A close ends a question about the sandbox. Otherwise routers would hold its requests for ever.
+// Invariant: P27
+func TestSleepDuringARoundLeavesNothingQuiesced(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{}, "q", "r")
+	s.pass(idleFor)
+	s.asks(1, 2)
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
+	for i, e := range of[SendResume](s.effects) {
+		if e.Stream != uint64(i+1) || len(e.IDs) != 1 || e.IDs[0] != sb.ID {
+			t.Errorf("%+v", e)
+		}
+	}
+	if n := len(of[SendResume](s.effects)); n != 2 {
+		t.Errorf("%d routers were sent a resume", n)
+	}
+}
+
+func TestCallThatJoinsAWakeGetsItsEnd(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{WakeOnTraffic: true})
+	s.asleep(sb.ID)
+	s.joinAndReport("q", 1)
+	s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true}) // for a minute
+	thaw := one[Thaw](s)
+	s.step(SetTimeout{Token: 9, Scope: everyTeam, ID: sb.ID, Lifetime: time.Hour, Extend: true, Wake: true})
+	s.step(SetTimeout{Token: 10, Scope: everyTeam, ID: sb.ID, Lifetime: time.Second, Extend: true, Wake: true})
+	s.step(Thawed{ID: sb.ID, Revision: thaw.Sandbox.Revision, OK: true})
+	answers := map[uint64]time.Time{}
+	for _, a := range of[SandboxCallAnswered](s.effects) {
+		if a.Status != CallOK {
+			t.Errorf("%+v", a)
+		}
+		answers[a.Token] = a.Sandbox.EndAt
+	}
+	if want := s.now.Wall.Add(time.Hour); len(answers) != 2 || !answers[9].Equal(want) || !s.view(sb.ID).EndAt.Equal(want) {
+		t.Errorf("answered with %v, its end is %v", answers, s.view(sb.ID).EndAt)
+	}
+}

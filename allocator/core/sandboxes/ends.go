@@ -131,7 +131,7 @@ func (t *Table) SetTimeout(token uint64, scope step.Scope, id string, lifetime t
 	case sb == nil:
 		return
 	case sb.Sleeps():
-		t.Wake(sb, token, t.Now.Wall.Add(lifetime))
+		t.wakeFor(sb, token, lifetime)
 		return
 	}
 	end, at := t.Now.Wall.Add(lifetime), max(1, t.Now.Boot+lifetime)

@@ -133,7 +133,10 @@ func (t *Table) released(sb *Sandbox, f *fact.SandboxFact, at time.Duration) {
 	sb.asking = false
 	if sb.Sleeps() {
 		s := t.awake(sb)
-		t.answer(append(s.sleepers, s.wakers...), step.CallGone, sb, "")
+		t.answer(s.sleepers, step.CallGone, sb, "")
+		for _, w := range s.wakers {
+			t.answer([]uint64{w.token}, step.CallGone, sb, "")
+		}
 	}
 	sb.Phase, sb.releasedAt, sb.durableAt, sb.Revision = fact.Released, t.Now.Boot, at, f.Revision
 	sb.Cause, sb.ReleasedAt, sb.StartedAt = f.Cause, f.ReleasedAt, f.StartedAt

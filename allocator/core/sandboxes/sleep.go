@@ -34,15 +34,21 @@ type sleep struct {
 	why   Why
 	since time.Duration // boot clock: of Close; of the wake once it is to wake
 	// pending is the phase whose fact is on its way into the journal; 0: none is.
-	pending fact.Phase
-	// sleepers are the callers of Sleep, wakers those that wait for it to run.
-	sleepers, wakers []uint64
+	pending  fact.Phase
+	sleepers []uint64 // tokens of the callers of Sleep
+	wakers   []waker
 	// wake: it wakes as soon as it can. end is its end then; zero: it has none.
 	wake  bool
 	end   time.Time
 	endAt time.Duration // the same on the boot clock; 0: none
 	// failed says why it did not fall asleep.
 	failed string
+}
+
+// waker is a caller that waits for a sandbox to run, and to live until a time on the boot clock at least.
+type waker struct {
+	token uint64
+	until time.Duration
 }
 
 // Sleeps reports whether the sandbox is asleep, or on the way to that or back.
@@ -94,7 +100,7 @@ func (t *Table) Open(sb *Sandbox, why string) {
 	t.markRunning(sb, t.Now.Boot, activity.Unknown)
 	t.schedule(sb)
 	t.answer(s.sleepers, step.CallNotReady, sb, why)
-	t.answer(s.wakers, step.CallOK, sb, "")
+	t.answerWakers(s.wakers, sb)
 	t.Notify(Routed{sb})
 }
 
@@ -178,13 +184,16 @@ func (t *Table) setEnd(sb *Sandbox, end time.Time) {
 	}
 }
 
-// Wake has a sandbox that sleeps run again, with this end, zero for none. A token other than 0 is answered when it
-// runs. A sandbox that closes, and not for a call, opens again.
-func (t *Table) Wake(sb *Sandbox, token uint64, end time.Time) {
+// wakeFor is Wake for a call, which is answered when the sandbox runs and lives for so long at least.
+func (t *Table) wakeFor(sb *Sandbox, token uint64, lifetime time.Duration) {
+	sb.sleep.wakers = append(sb.sleep.wakers, waker{token, t.Now.Boot + lifetime})
+	t.Wake(sb, t.Now.Wall.Add(lifetime))
+}
+
+// Wake has a sandbox that sleeps run again, with this end, zero for none. If it is to wake already the end stays. A
+// sandbox that closes because it is idle opens again.
+func (t *Table) Wake(sb *Sandbox, end time.Time) {
 	s := sb.sleep
-	if token != 0 {
-		s.wakers = append(s.wakers, token)
-	}
 	if why, closing := sb.Closing(); closing && why == WhenIdle {
 		t.Open(sb, "")
 		return
@@ -235,9 +244,7 @@ func (t *Table) Thawed(id string, revision fact.Revision, ok bool, why string) {
 	if s.failed == "" {
 		t.Emit(awake)
 	}
-	for _, token := range s.wakers {
-		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallOK, Sandbox: sb.Sandbox, Woken: true})
-	}
+	t.answerWakers(s.wakers, sb)
 	t.answer(s.sleepers, step.CallRefused, sb, s.failed)
 }
 
@@ -265,6 +272,18 @@ func (t *Table) CountWaking() int { return t.waking }
 func (t *Table) answer(tokens []uint64, status step.CallStatus, sb *Sandbox, why string) {
 	for _, token := range tokens {
 		t.Emit(step.SandboxCallAnswered{Token: token, Status: status, Sandbox: sb.Sandbox, Why: why})
+	}
+}
+
+// answerWakers answers the callers that have waited for a sandbox, which runs. One to whom its end is too early is answered
+// when it has another end.
+func (t *Table) answerWakers(wakers []waker, sb *Sandbox) {
+	for _, w := range wakers {
+		if left := w.until - t.Now.Boot; sb.endAt != 0 && sb.endAt < w.until && left > 0 {
+			t.SetTimeout(w.token, step.Scope{All: true}, sb.ID, left, true, false)
+			continue
+		}
+		t.Emit(step.SandboxCallAnswered{Token: w.token, Status: step.CallOK, Sandbox: sb.Sandbox, Woken: true})
 	}
 }
 
