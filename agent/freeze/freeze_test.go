@@ -225,7 +225,7 @@ func TestProcessOfAnotherUserIsNamedAndAllRun(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root makes a program that runs as another user")
 	}
-	const nobody = 65534
+	const unprivileged = 65534
 	dir := t.TempDir()
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
 		require.NoError(t, os.Chmod(d, 0o755))
@@ -239,7 +239,7 @@ func TestProcessOfAnotherUserIsNamedAndAllRun(t *testing.T) {
 	cmd := exec.Command(filepath.Join(dir, "agent"))
 	cmd.Dir, cmd.Stderr = "/", os.Stderr
 	cmd.Env = append(os.Environ(), role+"=agent", "ROOT_PROGRAM="+filepath.Join(dir, "root"))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivileged, Gid: unprivileged}}
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())

@@ -36,6 +36,7 @@
 //	events.go       what a step takes; its effects are in core/step
 //	recovery.go     what a new leader learns from the journal, the objects and the pods
 //	idle.go         the release of idle sandboxes, tied to streams and objects
+//	sleep.go        the closing of a sandbox that is about to sleep, tied to streams; requests that wake it
 //	fence.go        the fence of a release, tied to pods and streams
 //	sessions.go     routers: their sessions, and the messages that they are sent
 //	declared.go     routers that an operator has declared dead

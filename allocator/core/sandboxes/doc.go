@@ -5,7 +5,10 @@
 //
 //	bound      its claim is durable and not granted yet; no caller knows its ID
 //	starting   granted; the pool's postStart hook has not answered yet
-//	running    routers may send requests to it
+//	running    routers may send requests to it. From Close on they do not, and it is about to fall asleep
+//	falling    durable before its processes are stopped: they run, or are stopped
+//	asleep     its processes are stopped
+//	waking     durable before its processes are continued: they are stopped, or run
 //	ending     its release is on its way into the journal
 //	released   no new request may be admitted; its fence is under way, or its pod still exists
 //	ended      its pod is gone, and no router can send a request to its address
@@ -13,6 +16,11 @@
 //	        Grant            hook              End        durable            TryEnd           Forget
 //	bound --------> starting -----> running -------> ending --------> released -------> ended -------> gone
 //	     \--------------------------^  \ a pool without hook
+//
+//	running --Close, FallAsleep--> falling --Frozen--> asleep --Wake--> waking --Thawed--> running
+//	       <--------Open--------           --------it could not--------^
+//
+// End ends a sandbox in each of these states. docs/design/sleep.md has the reasons for them.
 //
 // [Table.End] is the only way to end a sandbox. Its first call counts. A sandbox that is bound ends when its claim is
 // decided, because those of one claim must end in one Write, and how it ends is decided then.
@@ -31,6 +39,9 @@
 //
 // # Guarantees
 //
+//   - A sandbox has no route from Close until its agent has obeyed the order to continue its processes. The order has
+//     the revision of the fact that it follows from. An answer to another order changes nothing.
+//   - A call to sleep or to wake is answered once, when that is durable and done, or is given up.
 //   - A sandbox that End was called for never starts or runs again. Its release is a fact, which is committed once.
 //   - SandboxCreated, SandboxReady and SandboxReleased come at most once for a sandbox.
 //   - The object of a sandbox is written only when its claim was granted, or with its release. It shows the latest
@@ -44,5 +55,5 @@
 //
 // # What breaks them
 //
-// TryEnd of a sandbox whose fence is not complete in the ledger of fences. A fact that is not of the outbox.
+// FallAsleep of a sandbox that is still reached. TryEnd of a sandbox whose fence is not complete in the ledger of fences. A fact that is not of the outbox.
 package sandboxes
