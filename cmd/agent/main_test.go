@@ -296,18 +296,18 @@ func TestCommandsRunAsTheUserOfTheCall(t *testing.T) {
 	}
 	r := start(t, 0)
 	r.configure(initbox.Config{Workdir: "/"})
-	out, _ := r.shell("id -un; id -Gn; echo $USER $HOME; cat /etc/shadow 2>&1", "unprivileged")
-	require.Contains(t, out, "unprivileged\nnogroup\nnobody /nonexistent\n")
+	out, _ := r.shell("id -un; id -Gn; echo $USER $HOME; cat /etc/shadow 2>&1", "nobody")
+	require.Contains(t, out, "nobody\nnogroup\nnobody /nonexistent\n")
 	require.Contains(t, out, "Permission denied")
 }
 
 // The environment stands for the memory: both need the same right.
 func TestProcessesCannotLookIntoTheAgent(t *testing.T) {
 	t.Parallel()
-	const unprivileged = 65534
+	const nobody = 65534
 	uid := 0
 	if os.Getuid() == 0 {
-		uid = unprivileged
+		uid = nobody
 	}
 	r := start(t, uid)
 	r.configure(initbox.Config{Workdir: "/"})
