@@ -68,6 +68,7 @@ func TestSandboxIsFrozenWhenNoRouterHasItsRoute(t *testing.T) {
 	none[Freeze](s)
 	s.pass(1)
 	freeze := one[Freeze](s)
+	none[SandboxCallAnswered](s)
 	if freeze.Keep || freeze.Sandbox.Phase != FallingAsleep || s.view(sb.ID).Phase != FallingAsleep {
 		t.Fatalf("%+v", freeze)
 	}

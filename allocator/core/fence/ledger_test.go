@@ -245,3 +245,22 @@ func TestLedgerAgreesWithItsModel(t *testing.T) {
 		t.Repeat(m.actions())
 	})
 }
+
+func TestDroppedFenceWaitsForNothing(t *testing.T) {
+	l := fence.New(5 * time.Second)
+	l.Begin("a", []string{"r"}, 0)
+	l.Begin("b", []string{"r"}, 0)
+	l.Sent("r", 1, []string{"a", "b"})
+	l.Drop("a")
+	l.Drop("a")
+	if ids := l.Acknowledge("r", 1); len(ids) != 1 || ids[0] != "b" {
+		t.Errorf("acknowledged: %v", ids)
+	}
+	if _, _, ok := l.Began("a"); ok || l.Len() != 1 {
+		t.Errorf("a began: %v, %d fences", ok, l.Len())
+	}
+	l.Begin("a", nil, 0) // it may have another one
+	if err := l.Check(); err != nil {
+		t.Error(err)
+	}
+}

@@ -126,3 +126,23 @@ func TestTurnsToPersistAreSpreadOut(t *testing.T) {
 		require.Greater(t, at, 8*idle.PersistEvery, id)
 	}
 }
+
+// A router that ended before a sandbox slept may have left a request open, which goes on after the wake.
+// Invariant: I4
+func TestSuspendedSandboxKeepsItsPlaceAmongRoutes(t *testing.T) {
+	l := idle.New(5*time.Second, false)
+	l.Joined("r", 0)
+	l.Add(idle.Sandbox{ID: "a", Timeout: 10 * time.Second}, 0, activity.Claim, 0)
+	l.End("r", false, time.Hour, 0)
+	l.Suspend("a")
+	if _, known := l.Use("a"); known {
+		t.Error("it is asked about while it sleeps")
+	}
+	l.Add(idle.Sandbox{ID: "a", Timeout: 10 * time.Second}, time.Minute, activity.Claim, time.Minute)
+	if q, _ := l.Question("a", 5); len(q.Awaits) != 1 || q.Awaits[0] != "r" {
+		t.Errorf("%+v", q)
+	}
+	if err := l.Check(); err != nil {
+		t.Error(err)
+	}
+}
