@@ -146,7 +146,7 @@ func TestEndOfAReplacedCallKeepsTheNextCancellable(t *testing.T) {
 		ended := make(chan string, 2)
 		release := make(chan struct{})
 		calls := 0
-		h := newPodCalls(func(ctx context.Context, s core.Sandbox) {
+		h := newPodCalls(func(ctx context.Context, _ core.Sandbox) {
 			calls++
 			n := calls
 			<-ctx.Done()
