@@ -47,7 +47,7 @@ func newHarness(t *testing.T) *harness {
 	directory, err := accounts.New(false)
 	require.NoError(t, err)
 	h := &harness{t: t, sealer: sealer, written: map[string]string{}}
-	h.freezer, err = freeze.New(freeze.Options{Children: children.New(), Hold: hold})
+	h.freezer, err = freeze.New(freeze.Options{Children: children.New(), Hold: hold, Bound: time.Minute})
 	require.NoError(t, err)
 	h.Agent, err = New(Options{Log: slog.New(slog.DiscardHandler), Keys: keys, Accounts: directory, Freezer: h.freezer,
 		WriteFile: func(_ accounts.Account, f initbox.File) error {

@@ -24,13 +24,14 @@
 // # Guarantees
 //
 //   - Frozen or kept means that two passes over /proc have found the same processes, and that no thread of them ran:
-//     each is stopped (T), traced (t), or waits in the kernel (D) with SIGSTOP pending. A parent in vfork(2) waits in D
-//     until its child goes on. The agent reaps no process meanwhile, so one that starts another one and ends is seen.
-//     In a container no process was missed either that others reap.
+//     each is stopped (T), traced (t), or waits in vfork(2) for a child that is stopped, with SIGSTOP pending. The agent
+//     reaps no process meanwhile, so one that starts another one and ends is seen. In a container no process was missed
+//     either that others reap.
 //   - Processes are stopped by levels. All of one level are stopped before their children get the signal, and
 //     children are continued before their parents. So no shell sees that its job was stopped.
 //   - A process that was stopped before the freeze stays stopped after the thaw.
-//   - After an error all processes run as before. The error names the process. A freeze takes 5 s at most.
+//   - After an error all processes run as before. The error names the process. A freeze takes [Options.Bound] at most.
+//     A process that waits in the kernel for longer, such as for a disk, makes it fail.
 //   - An order that is older than the newest one that was taken is refused with [ErrSuperseded]. The same order again
 //     is answered as before if what it asks for still holds, and is else carried out again.
 //   - The agent starts no process from the beginning of a freeze to the end of the thaw. [Freezer.AfterFunc] does not
@@ -42,4 +43,7 @@
 // for want of memory, it continues the jobs that have thereby lost their shell. A number of a process that is used
 // again between two reads of /proc is noticed, but not between a read and its signal. A /proc that is mounted with
 // hidepid hides processes of others from an agent that is not root.
+//
+// A process that waits in the kernel in the middle of fork(2) is taken for one that waits in vfork(2) if its newest
+// child has exactly as much memory. The child that it then starts runs until the thaw.
 package freeze

@@ -16,7 +16,7 @@ import (
 const (
 	// hold is the default of Options.Hold.
 	hold = 30 * time.Second
-	// bound is how long a freeze may take.
+	// bound is the default of Options.Bound.
 	bound = 5 * time.Second
 	// holdLook is how often the boot clock is read for the end of Hold: the clock of Go's timers stands still while the
 	// machine is suspended.
@@ -31,6 +31,8 @@ type Options struct {
 	Children *children.Table
 	// Hold is how long processes stay frozen that are not kept. Optional: 30 s.
 	Hold time.Duration
+	// Bound is how long a freeze may take. Optional: 5 s.
+	Bound time.Duration
 }
 
 type state int
@@ -70,6 +72,9 @@ func New(o Options) (*Freezer, error) {
 	}
 	if o.Hold == 0 {
 		o.Hold = hold
+	}
+	if o.Bound == 0 {
+		o.Bound = bound
 	}
 	f := &Freezer{o: o, tree: tree{root: os.Getpid(), known: map[key]*stopped{}}, awake: make(chan struct{}),
 		timers: map[*timer]struct{}{}}
@@ -151,7 +156,7 @@ func (f *Freezer) End() {
 func (f *Freezer) freeze() *initbox.Refusal {
 	f.close()
 	f.o.Children.Pause()
-	late := bootclock.Now() + bound
+	late := bootclock.Now() + f.o.Bound
 	release := f.o.Children.Keep()
 	why := f.tree.stop(func() *initbox.Refusal {
 		switch {

@@ -154,7 +154,7 @@ func order(kind initbox.Kind, counter uint64) initbox.Order {
 // freezer is a Freezer that has nothing to stop yet, and is awake when the test ends.
 func freezer(t testing.TB, hold time.Duration) *freeze.Freezer {
 	t.Helper()
-	f, err := freeze.New(freeze.Options{Children: table, Hold: hold})
+	f, err := freeze.New(freeze.Options{Children: table, Hold: hold, Bound: time.Minute})
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		f.End()
@@ -180,6 +180,14 @@ func program(t testing.TB, path string, argv, env []string) (*children.Child, *b
 	theirs.Close()
 	require.NoError(t, err)
 	return c, bufio.NewReader(out)
+}
+
+// python starts Python with a script.
+func python(t testing.TB, script string) (*children.Child, *bufio.Reader) {
+	t.Helper()
+	path, err := exec.LookPath("python3")
+	require.NoError(t, err)
+	return program(t, path, []string{"python3", "-c", script}, os.Environ())
 }
 
 func number(t testing.TB, out *bufio.Reader) (n int) {

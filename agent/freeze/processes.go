@@ -29,7 +29,10 @@ type process struct {
 	parent  int
 	state   byte
 	threads int
-	level   int // 0: no process that counts is above it
+	memory  uint64 // size of its address space, 0 if it has ended
+	level   int    // 0: no process that counts is above it
+	// lent: its newest child has as much memory. A process that waits in vfork(2) has lent its own to that child.
+	lent bool
 }
 
 // stopped is one that was stopped here. proven: all its threads were seen stopped, so that the first one speaks for
@@ -47,15 +50,23 @@ type tree struct {
 	known map[key]*stopped
 }
 
-// lookEvery is the time between two looks at processes that were told to stop.
-const lookEvery = 200 * time.Microsecond
+// Processes that were told to stop are looked at so often, and then searched for again: one may have begun to wait for
+// a child.
+const (
+	looks     = 50
+	lookEvery = 200 * time.Microsecond
+)
 
 // stop returns nil when all processes are stopped, or the reason why they are not. Those that were stopped stay so.
 // over is asked before each step: a reason ends it. No child of the root is reaped meanwhile.
 func (t *tree) stop(over func() *initbox.Refusal) *initbox.Refusal {
 	var before map[key]bool
+	var slow *process
 	for {
 		if why := over(); why != nil {
+			if why.Reason == initbox.TooFast && slow != nil {
+				return &initbox.Refusal{Reason: initbox.StillRuns, PID: slow.pid, UID: owner(slow.pid)}
+			}
 			return why
 		}
 		all, whole, err := t.pass()
@@ -77,7 +88,8 @@ func (t *tree) stop(over func() *initbox.Refusal) *initbox.Refusal {
 			continue
 		}
 		before = nil
-		if why := t.stopLevel(level, over); why != nil {
+		var why *initbox.Refusal
+		if slow, why = t.stopLevel(level); why != nil {
 			return why
 		}
 	}
@@ -103,7 +115,7 @@ func (t *tree) still(p process) bool {
 	}
 	mine := t.known[p.key]
 	if mine != nil && mine.proven {
-		return halted(p.state)
+		return p.halted(p.state)
 	}
 	if mine == nil && p.state != 'T' && p.state != 't' || !threadsHalted(p) {
 		return false
@@ -117,14 +129,18 @@ func (t *tree) still(p process) bool {
 // dead reports whether a thread has ended.
 func dead(state byte) bool { return state == 'Z' || state == 'X' || state == 'x' }
 
-// halted reports whether a thread that has got SIGSTOP runs no code of its program.
-func halted(state byte) bool { return state == 'T' || state == 't' || state == 'D' || dead(state) }
+// halted reports whether a thread of a process that has got SIGSTOP starts nothing and runs no code of its program. A
+// thread that waits in the kernel may be about to start a process, which has not got the signal. So such a thread
+// counts only where it waits for a child that it has started.
+func (p process) halted(state byte) bool {
+	return state == 'T' || state == 't' || state == 'D' && p.lent || dead(state)
+}
 
 // threadsHalted reports whether all threads are. The kernel gives SIGSTOP to one of several threads first. The others
 // have got it when one is stopped, so that those that wait in the kernel stop before they run code of the program.
 func threadsHalted(p process) bool {
 	if p.threads <= 1 {
-		return halted(p.state)
+		return p.halted(p.state)
 	}
 	begun := false
 	tasks, err := names("/proc/" + strconv.Itoa(p.pid) + "/task")
@@ -133,7 +149,7 @@ func threadsHalted(p process) bool {
 	}
 	for _, id := range tasks {
 		thread, err := read("/proc/" + strconv.Itoa(p.pid) + "/task/" + id + "/stat")
-		if err != nil || !halted(thread.state) {
+		if err != nil || !p.halted(thread.state) {
 			return false
 		}
 		begun = begun || thread.state == 'T' || thread.state == 't'
@@ -141,34 +157,33 @@ func threadsHalted(p process) bool {
 	return begun
 }
 
-// stopLevel stops processes, and returns nil when none of them runs.
-func (t *tree) stopLevel(level []process, over func() *initbox.Refusal) *initbox.Refusal {
-	for _, p := range level {
+// stopLevel tells processes to stop, and waits some time for each. slow is the first one that was told before and
+// still runs.
+func (t *tree) stopLevel(level []process) (slow *process, why *initbox.Refusal) {
+	for i, p := range level {
 		switch err := unix.Kill(p.pid, unix.SIGSTOP); {
 		case errors.Is(err, unix.EPERM):
-			return &initbox.Refusal{Reason: initbox.NotPermitted, PID: p.pid, UID: owner(p.pid)}
-		case err == nil && t.known[p.key] == nil: // else it has ended
+			return nil, &initbox.Refusal{Reason: initbox.NotPermitted, PID: p.pid, UID: owner(p.pid)}
+		case err != nil: // it has ended
+		case t.known[p.key] == nil:
 			s := &stopped{key: p.key}
 			t.known[p.key] = s
 			t.order = append(t.order, s)
+		case slow == nil:
+			slow = &level[i]
 		}
 	}
 	for _, p := range level {
-		for {
+		for range looks {
 			now, err := read("/proc/" + strconv.Itoa(p.pid) + "/stat")
+			now.lent = p.lent
 			if err != nil || now.key != p.key || t.still(now) {
 				break
-			}
-			if why := over(); why != nil {
-				if why.Reason == initbox.TooFast {
-					why = &initbox.Refusal{Reason: initbox.StillRuns, PID: p.pid, UID: owner(p.pid)}
-				}
-				return why
 			}
 			time.Sleep(lookEvery)
 		}
 	}
-	return nil
+	return slow, nil
 }
 
 // resume continues what was stopped, children before their parents. It returns how many processes those were.
@@ -206,7 +221,14 @@ func (t *tree) pass() (all []process, whole bool, err error) {
 			found[p.pid] = p
 		}
 	}
+	newest := make(map[int]process, len(found)) // child by parent
 	for _, p := range found {
+		if last := newest[p.parent]; p.start > last.start || p.start == last.start && p.pid > last.pid {
+			newest[p.parent] = p
+		}
+	}
+	for _, p := range found {
+		p.lent = p.memory > 0 && newest[p.pid].memory == p.memory
 		level, known := t.level(found, p)
 		if !known {
 			whole = false
@@ -252,16 +274,17 @@ func read(file string) (p process, err error) {
 	// The name is in parentheses and can have any byte. The state is the third field.
 	number, _, _ := bytes.Cut(text, []byte{' '})
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	const state, parent, threads, start = 0, 1, 17, 19 // from the state on
-	if len(fields) <= start {
+	const state, parent, threads, start, memory = 0, 1, 17, 19, 20 // from the state on
+	if len(fields) <= memory {
 		return p, errors.New(file + ": has too few fields")
 	}
 	p.state = fields[state][0]
-	var errs [4]error
+	var errs [5]error
 	p.pid, errs[0] = strconv.Atoi(string(number))
 	p.parent, errs[1] = strconv.Atoi(fields[parent])
 	p.threads, errs[2] = strconv.Atoi(fields[threads])
 	p.start, errs[3] = strconv.ParseUint(fields[start], 10, 64)
+	p.memory, errs[4] = strconv.ParseUint(fields[memory], 10, 64)
 	return p, errors.Join(errs[:]...)
 }
 

@@ -75,7 +75,7 @@ func serve(t testing.TB, options ...connect.ClientOption) *server {
 	directory, err := accounts.New(false)
 	require.NoError(t, err)
 	s := &server{t: t, sandbox: &sandbox{Directory: directory, config: initbox.Config{SandboxID: "abc"}}}
-	s.freezer, err = freeze.New(freeze.Options{Children: table})
+	s.freezer, err = freeze.New(freeze.Options{Children: table, Bound: time.Minute})
 	require.NoError(t, err)
 	s.service, err = process.New(process.Options{Sandbox: s.sandbox, Children: table, Freezer: s.freezer})
 	require.NoError(t, err)

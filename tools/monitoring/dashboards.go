@@ -177,6 +177,10 @@ func dashboards() []board {
 				rates("Claims", metric.Claims, metric.Outcome), times("Time of claims", metric.ClaimSeconds, ""), times("Wait until a claim is granted", metric.PoolClaimWaitSeconds, metric.Result),
 				rates("Releases", metric.Releases, metric.Reason), times("Lateness of ends", metric.ReapLateSeconds, metric.Reason), rates("Batch claims", metric.BatchClaims, metric.Outcome),
 			}},
+			{"Sleep", []panel{
+				gauges("Sandboxes that are asleep, or fall asleep or wake", units.Short, metric.SandboxesAsleep),
+				rates("Sandboxes that fell asleep", metric.Sleeps, ""), times("Time of wakes", metric.WakeSeconds, ""),
+			}},
 			{"HTTP API", []panel{
 				rates("Calls", metric.APICalls, metric.Operation), rates("Calls by class of code", metric.APICalls, metric.Code), times("Time of calls", metric.APICallSeconds, metric.Operation),
 				by("Slots in use", metric.APISlotsUsed, metric.Class), rates("Calls beyond the rate of a key", metric.RateLimited, ""),
