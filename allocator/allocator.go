@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/tools/leaderelection"
 
@@ -52,6 +53,8 @@ type Options struct {
 	AccessKey *sandboxaccess.Key
 	// AgentImage has the agent's program, for pools that ask for an agent and name no image. Optional.
 	AgentImage string
+	// AsleepCPU is what a pod requests while its sandbox is asleep. Optional; 0: as before.
+	AsleepCPU resource.Quantity
 	// agentKey is the text of the public key with which agents know this allocator; empty without AccessKey.
 	agentKey string
 	// LeaseDuration, RenewDeadline and RetryPeriod are the timings of the leader election;

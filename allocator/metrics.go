@@ -129,7 +129,7 @@ type census struct{ a *Allocator }
 // Describe implements prometheus.Collector.
 func (*census) Describe(all chan<- *prometheus.Desc) {
 	for _, g := range []metric.Gauge{
-		metric.RoutersConnected, metric.PongAgeSeconds, metric.SandboxesLive, metric.SandboxesAsleep, metric.Fences, metric.FenceOldestSeconds, metric.JournalWaiting, metric.PoolPods, metric.PoolClaimsWaiting, metric.PoolTargetPods,
+		metric.RoutersConnected, metric.PongAgeSeconds, metric.SandboxesLive, metric.SandboxesAsleep, metric.ResizesDeferred, metric.Fences, metric.FenceOldestSeconds, metric.JournalWaiting, metric.PoolPods, metric.PoolClaimsWaiting, metric.PoolTargetPods,
 		metric.PoolStartSeconds, metric.TeamSandboxes, metric.TeamClaimsWaiting,
 	} {
 		all <- g.Desc
@@ -169,6 +169,7 @@ func (c *census) Collect(all chan<- prometheus.Metric) {
 	}
 	all <- metric.SandboxesLive.Is(float64(load.Live))
 	all <- metric.SandboxesAsleep.Is(float64(load.Asleep))
+	all <- metric.ResizesDeferred.Is(float64(load.Deferred))
 	all <- metric.Fences.Is(float64(load.Fences))
 	all <- metric.FenceOldestSeconds.Is(load.OldestFence.Seconds())
 	all <- metric.JournalWaiting.Is(float64(load.Facts))

@@ -12,11 +12,15 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/agent/agentpb/process"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/wait"
 )
 
@@ -84,15 +88,35 @@ func (b *sleeper) pause() {
 	b.beats(false)
 }
 
-// Invariant: P27
+// requests waits until the pod of the sandbox requests so much CPU.
+func (b *sleeper) requests(cpu string) {
+	b.t.Helper()
+	b.eventually(func() error {
+		p, err := b.clients.Kubernetes.CoreV1().Pods(b.site.namespace()).Get(b.t.Context(), b.PodName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if got := p.Spec.Containers[0].Resources.Requests.Cpu().String(); got != cpu {
+			return fmt.Errorf("pod %s requests %s", p.Name, got)
+		}
+		return nil
+	})
+}
+
+// Invariant: P27, P29
 func TestPausedSandboxKeepsEverythingAndUsesNothing(t *testing.T) {
 	onThisMachine(t, "the agent of a real cluster is in an image")
 	e := start(t, 0)
-	pool := e.otherPool("sleep", 1, agentPool)
+	pool := e.otherPool("sleep", 1, func(s *v1alpha1.SandboxPoolSpec) {
+		agentPool(s)
+		s.Template.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m")}
+	})
 	b := e.sleeper(pool, `"timeout":3600`)
 	client := e.client()
 	for range 2 {
+		b.requests("50m")
 		b.pause()
+		b.requests("20m")
 		refused := e.get(client, e.host(8080, b.SandboxID), "/").refusal(t)
 		require.Equal(t, apierror.SandboxAsleep, refused.Reason)
 		for path, body := range map[string]string{"/pause": "{}", "/timeout": `{"timeout":60}`} {

@@ -88,6 +88,7 @@ type (
 	RecyclePod          = step.RecyclePod
 	SyncPod             = step.SyncPod
 	LabelPod            = step.LabelPod
+	ResizePod           = step.ResizePod
 	Configure           = step.Configure
 	StartSandbox        = step.StartSandbox
 	Freeze              = step.Freeze

@@ -257,6 +257,8 @@ func (c *Core) heedSandboxes(n sandboxes.Notice) {
 	case sandboxes.Routed:
 		c.closings.Drop(n.Sandbox.ID)
 		c.routers.sendRoute(n.Sandbox)
+	case sandboxes.Turned:
+		c.resize(c.pods.Get(n.Sandbox.Pod), n.Sandbox)
 	case sandboxes.Released:
 		c.closings.Drop(n.Sandbox.ID)
 		c.claims.Released(n.Sandbox)
@@ -298,6 +300,7 @@ func (c *Core) podSeen(seen Pod) {
 		from.AskedAt = pool.AskedAt(seen.Key.Name)
 	}
 	p, isNew := c.pods.Seen(seen, from)
+	c.resize(p, sb)
 	if !isNew {
 		return
 	}

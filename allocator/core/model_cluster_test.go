@@ -54,6 +54,8 @@ func (j *job) String() string {
 		return "label " + e.Pod.Name
 	case SyncPod:
 		return "sync " + e.Pod.Name
+	case ResizePod:
+		return "resize " + e.Pod.Name + " in version " + e.Version
 	case StartSandbox:
 		return "start " + e.Sandbox.ID
 	case Configure:
@@ -350,6 +352,15 @@ func (w *world) attempt(j *job, luck int) bool {
 			w.write(p, func(p *Pod) { p.Metadata = w.pool(e.Pool).shown.Metadata })
 		}
 		return luck <= landsReportedLate
+	case ResizePod:
+		p := w.pod(e.Pod)
+		if !p.exists || p.Version != e.Version {
+			return true
+		}
+		if takesPlace {
+			w.write(p, func(p *Pod) { p.Lowered = e.Lower })
+		}
+		return luck <= landsReportedLate
 	case LabelPod:
 		if p := w.pod(e.Pod); takesPlace && p.exists {
 			w.write(p, func(p *Pod) { p.Used = true })
@@ -466,7 +477,7 @@ func (w *world) create(e CreatePod, luck int) Event {
 		w.extra++ // made twice, removed in between: too rare to be worth a rule
 	}
 	uid := fmt.Sprintf("uid%02d", len(w.pods))
-	made := &simPod{exists: true, Pod: Pod{Key: PodKey{Namespace: e.Pool.Namespace, Name: e.Name, UID: uid}, Pool: e.Pool.Name, Template: p.shown.Template, Metadata: p.shown.Metadata, AgentPort: p.shown.Agent.Port, CreatedAt: w.now.Wall, Recyclable: p.shown.Recycle}}
+	made := &simPod{exists: true, Pod: Pod{Key: PodKey{Namespace: e.Pool.Namespace, Name: e.Name, UID: uid}, Pool: e.Pool.Name, Template: p.shown.Template, Metadata: p.shown.Metadata, AgentPort: p.shown.Agent.Port, CreatedAt: w.now.Wall, Recyclable: p.shown.Recycle, CPURequest: "1"}}
 	if made.Recyclable {
 		made.Key.Life = 1
 	}

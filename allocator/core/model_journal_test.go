@@ -399,7 +399,7 @@ func (w *world) doOld(p *process, effects []Effect) {
 			w.forgotten[e.ID] = true
 			delete(w.ended, e.ID)
 			w.jobs = append(w.jobs, &job{term: p.core.cfg.Term, effect: e})
-		case LabelPod, SyncPod, DeletePod, RecyclePod, WriteObject, ReadLog, PoolDrained, Configure:
+		case LabelPod, SyncPod, ResizePod, DeletePod, RecyclePod, WriteObject, ReadLog, PoolDrained, Configure:
 			w.jobs = append(w.jobs, &job{term: p.core.cfg.Term, effect: e})
 		case CreatePod:
 			w.extra++

@@ -70,6 +70,8 @@ func (w *world) checkAnswered() {
 	for sb := range w.core.sandboxes.All() {
 		if p := w.pod(sb.Pod); sb.Lives() && p.agent.frozen != (sb.Phase == Asleep) {
 			t.Fatalf("%s is in phase %d, its agent: %+v", sb.ID, sb.Phase, p.agent)
+		} else if sb.Lives() && p.Lowered != (sb.Phase == Asleep) {
+			t.Fatalf("%s is in phase %d, its pod's CPU request is lowered: %t", sb.ID, sb.Phase, p.Lowered)
 		}
 	}
 	if len(w.declared) > 0 {

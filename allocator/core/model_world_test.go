@@ -380,7 +380,7 @@ func (w *world) do(effects []Effect) {
 				continue
 			}
 			writes = slices.DeleteFunc(writes, same)
-		case CreatePod, DeletePod, RecyclePod, PoolDrained, DeleteObject, LabelPod, SyncPod, ReadLog, StartSandbox, Configure, Freeze, Thaw:
+		case CreatePod, DeletePod, RecyclePod, PoolDrained, DeleteObject, LabelPod, SyncPod, ResizePod, ReadLog, StartSandbox, Configure, Freeze, Thaw:
 			w.judgeJob(e)
 		case SendSnapshot, SendRoute, SendRelease, SendResolved, SendClose, SendPong, SendQuiesce, SendResume, CloseStream:
 			w.deliver(e)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
 	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 )
 
@@ -155,4 +157,16 @@ func (r *routers) sendCloses() {
 		}
 	}
 	r.closings.AllSent()
+}
+
+// resize has a pod request the CPU that its sandbox needs. What the pod requests is read from the pod: each observation
+// and each turn of its sandbox is compared, so that nothing has to be remembered across leaders.
+func (c *Core) resize(p *pods.Pod, sb *sandboxes.Sandbox) {
+	if p == nil || sb == nil || !sb.Lives() {
+		return
+	}
+	seen, asleep := p.Seen(), sb.Phase == fact.Asleep
+	if seen.CPURequest != "" && seen.Lowered != asleep && !seen.Deleting && !seen.Finished {
+		c.Emit(ResizePod{Pod: seen.Key, Version: seen.Version, Lower: asleep, CPURequest: seen.CPURequest})
+	}
 }

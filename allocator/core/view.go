@@ -3,6 +3,7 @@ package core
 import (
 	"time"
 
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/pods"
 	"github.com/berth-sandbox/berth/allocator/core/pools"
 	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
@@ -200,6 +201,8 @@ func (v View) count(which func(*sandboxes.Sandbox) bool) (n int) {
 type Load struct {
 	// Live sandboxes start, run or sleep. Asleep are those of them that sleep, or are on the way to that or back.
 	Live, Asleep int
+	// Deferred are the live sandboxes that are awake and whose node has no room for the CPU that their pod requests.
+	Deferred int
 	// Fences are not complete. OldestFence is the time since the first of them began.
 	Fences      int
 	OldestFence time.Duration
@@ -209,13 +212,18 @@ type Load struct {
 
 // Load returns the load.
 func (v View) Load() Load {
-	l := Load{Live: v.CountLive(), Asleep: v.count((*sandboxes.Sandbox).Sleeps), Fences: v.c.fences.Len(), Facts: v.c.outbox.Len()}
+	l := Load{Live: v.CountLive(), Asleep: v.count((*sandboxes.Sandbox).Sleeps), Deferred: v.count(v.deferred), Fences: v.c.fences.Len(), Facts: v.c.outbox.Len()}
 	for id := range v.c.fences.UnderWay() {
 		began, _, _ := v.c.fences.Began(id)
 		l.OldestFence = v.c.Now.Boot - began
 		break
 	}
 	return l
+}
+
+func (v View) deferred(sb *sandboxes.Sandbox) bool {
+	p := v.c.pods.Get(sb.Pod)
+	return p != nil && p.Seen().Deferred && sb.Phase != fact.Asleep
 }
 
 // Running returns all sandboxes whose routes routers may receive, in no order.

@@ -170,7 +170,11 @@ func sum(p *corev1.Pod, name corev1.ResourceName, limits bool) string {
 	var all resource.Quantity
 	found := 0
 	for i := range p.Spec.Containers {
-		if q, ok := of(p.Spec.Containers[i].Resources)[name]; ok {
+		q, ok := of(p.Spec.Containers[i].Resources)[name]
+		if full, lowered, _ := cpuRequest(p); i == 0 && lowered && name == corev1.ResourceCPU && !limits {
+			q = resource.MustParse(full)
+		}
+		if ok {
 			all.Add(q)
 			found++
 		}

@@ -85,6 +85,7 @@ func observe(p *corev1.Pod, log *zap.Logger) core.Pod {
 		seen.Reason, seen.Why = why(p)
 	}
 	seen.Cause, seen.NoExecute = causeOf(p)
+	seen.CPURequest, seen.Lowered, seen.Deferred = cpuRequest(p)
 	seen.Workload = workloadOf(p)
 	if p.Status.PodIP != "" && !p.Spec.HostNetwork {
 		ip, err := netip.ParseAddr(p.Status.PodIP)
@@ -98,7 +99,7 @@ func observe(p *corev1.Pod, log *zap.Logger) core.Pod {
 
 // buildVersion changes whenever Build makes a different pod from the same template, so that idle
 // pods made before are replaced.
-const buildVersion = "4\n"
+const buildVersion = "5\n"
 
 // Settings are what Build needs beside the pool.
 type Settings struct {
@@ -172,6 +173,7 @@ func Build(pool *v1alpha1.SandboxPool, name string, settings Settings) *corev1.P
 	}
 	if a := pool.Spec.AgentEnabled(); a != nil {
 		addAgent(&p.Spec, a, agentImage(pool, settings), settings)
+		noteCPURequest(p)
 	}
 	addStopDelay(&p.Spec, preStopSeconds(settings.ServeOn))
 	if pool.Spec.Reuse == v1alpha1.ReuseRecycle {

@@ -19,6 +19,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -105,7 +106,7 @@ func setUp(t *testing.T) *fixture {
 	var err error
 	f.clients, err = kube.NewClients(config, 0, 0)
 	require.NoError(t, err)
-	f.writer, err = pods.NewWriter(pods.WriterOptions{Settings: pods.Settings{ServeOn: serveOn, AgentImage: "agent"}, Options: kube.Options{
+	f.writer, err = pods.NewWriter(pods.WriterOptions{AsleepCPU: resource.MustParse("20m"), Settings: pods.Settings{ServeOn: serveOn, AgentImage: "agent"}, Options: kube.Options{
 		Clients: f.clients, Namespace: "default", Submit: f.sink.Submit, Log: zaptest.NewLogger(t),
 	}})
 	require.NoError(t, err)

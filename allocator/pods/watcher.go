@@ -76,7 +76,7 @@ func slim(p *corev1.Pod) *corev1.Pod {
 			slim.Labels[name] = value
 		}
 	}
-	for _, name := range []string{v1alpha1.AnnotationMetadata, v1alpha1.AnnotationLife, v1alpha1.AnnotationEnded} {
+	for _, name := range []string{v1alpha1.AnnotationMetadata, v1alpha1.AnnotationLife, v1alpha1.AnnotationEnded, v1alpha1.AnnotationCPURequest} {
 		if value, ok := p.Annotations[name]; ok {
 			metav1.SetMetaDataAnnotation(&slim.ObjectMeta, name, value)
 		}
@@ -86,7 +86,7 @@ func slim(p *corev1.Pod) *corev1.Pod {
 	}
 	for _, c := range p.Status.Conditions {
 		switch c.Type {
-		case corev1.PodReady:
+		case corev1.PodReady, corev1.PodResizePending:
 			slim.Status.Conditions = append(slim.Status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status})
 		case corev1.PodScheduled, corev1.DisruptionTarget:
 			slim.Status.Conditions = append(slim.Status.Conditions, corev1.PodCondition{

@@ -63,6 +63,11 @@ var (
 		Help:  "Sandboxes that are asleep, or fall asleep or wake.",
 		Moves: "They use memory and no CPU.",
 	})
+	ResizesDeferred = gauge(Row{
+		Program: Allocator, Name: "berth_allocator_resizes_deferred", Unit: "sandboxes",
+		Help:  "Sandboxes that are awake, and whose node has no room for the CPU request that their pod had before it slept.",
+		Moves: "They run with less CPU when the node is busy. Add nodes, or let fewer sandboxes sleep on a node.",
+	})
 	Sleeps = counter(Row{
 		Program: Allocator, Name: "berth_allocator_sleeps_total", Unit: "times",
 		Help:  "Times a sandbox fell asleep.",

@@ -30,6 +30,10 @@ const (
 // pod without it has none.
 const AnnotationMetadata = "berth.sh/template-metadata"
 
+// AnnotationCPURequest of a pod is the CPU request of its first container while its sandbox is awake. A pod without it
+// keeps its request while its sandbox sleeps.
+const AnnotationCPURequest = "berth.sh/cpu-request"
+
 // Finalizers of the allocator.
 const (
 	// PoolFinalizer keeps a deleted pool until its pods are gone.

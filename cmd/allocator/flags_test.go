@@ -49,15 +49,15 @@ func TestMissingFlagsAreNamed(t *testing.T) {
 func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
 	_, err := try(t, "--public-url=ftp://x", "--api-listen=0.0.0.0:8081", "--control-listen=:9090", "--control-advertise=$(POD_IP):9090",
 		"--pod-security=restricted", "--max-stale=0s", "--connect-window=1s", "--lease-duration=3s", "--shutdown-after=0s", "--log-level=loud",
-		"--traces-to=collector", "--trace-percent=101")
+		"--traces-to=collector", "--trace-percent=101", "--asleep-cpu=1 core")
 	for _, wrong := range []string{
 		`--public-url "ftp://x"`, `--api-listen "0.0.0.0:8081"`, `--api-advertise: required`, `--control-listen ":9090"`, `--control-advertise "$(POD_IP):9090"`,
 		`--pod-security "restricted"`, "--max-stale 0s", "--connect-window 1s", "--lease-duration 3s", "--shutdown-after 0s", `--log-level "loud"`,
-		`--traces-to "collector": must be http://host:port`, "--trace-percent 101: must be 0 to 100",
+		`--traces-to "collector": must be http://host:port`, "--trace-percent 101: must be 0 to 100", `--asleep-cpu "1 core": must be 0 to 1000 cores`,
 	} {
 		require.ErrorContains(t, err, wrong)
 	}
-	require.Equal(t, 12, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+	require.Equal(t, 13, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
 }
 
 func TestListenersOutsideLoopbackNeedProtection(t *testing.T) {

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-sandbox/berth/allocator"
@@ -55,6 +56,7 @@ type flags struct {
 	APITLSKey        string        `name:"api-tls-key" help:"Private key of --api-tls-cert in PEM form; reloaded when it changes."`
 	AccessKeyFile    string        `name:"access-key-file" help:"File with the key of the tokens of sandboxes that are not public: 32 bytes or more, the same for all replicas. Another key makes all tokens and links invalid. Empty: every sandbox is public."`
 	AgentImage       string        `placeholder:"IMAGE" help:"Image of Berth's agent, for pools that ask for an agent and name no image. Empty: such pools are refused. A change replaces their idle pods."`
+	AsleepCPU        string        `name:"asleep-cpu" default:"20m" placeholder:"CPU" help:"What the container of a sandbox requests of CPU while the sandbox is asleep, 0 to 1000 cores. Its wake takes longer on a busy node if this is less. 0, or more than its own request: the request stays."`
 	ConsoleListen    string        `name:"console-listen" help:"Address of the web console (docs/console.md). Outside loopback it needs --api-keys-namespace. Empty: there is no console."`
 	ConsoleURL       string        `name:"console-url" help:"URL at which browsers reach the console through something that ends TLS: https://<host>[:port], not below the domain of --public-url. Empty: only browsers on the machine of the console reach it, or through a port-forward."`
 	ControlListen    string        `default:"127.0.0.1:9090" help:"Address of the control server for routers. Outside loopback it needs --control-tls-dir."`
@@ -86,7 +88,11 @@ type flags struct {
 	WallClockOffset time.Duration `default:"0s" hidden:"" help:"For tests: offset of this process's wall clock."`
 
 	Version kong.VersionFlag `env:"-" help:"Print the version."`
+
+	asleepCPU resource.Quantity // of AsleepCPU
 }
+
+var maxAsleepCPU = resource.MustParse("1000")
 
 func main() { cli.MainOfService(run) }
 
@@ -192,7 +198,7 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	}
 	s.metrics = metric.NewRegistry(metric.Allocator)
 	if s.allocator, err = allocator.New(allocator.Options{
-		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage,
+		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage, AsleepCPU: s.asleepCPU,
 		LeaseDuration: s.LeaseDuration, RenewDeadline: s.LeaseRenew, RetryPeriod: s.LeaseRetry,
 		ClaimWait: s.ClaimWait, MaxWaiting: s.ClaimQueue, TeamLimits: s.TeamLimits, KeyRate: rate.PerSecond(s.KeyCalls), JournalBytesPerSecond: s.JournalBytes,
 		Webhooks: s.webhooks(), ReapDryRun: s.ReapDryRun, MaxStale: s.MaxStale, ConnectWindow: s.ConnectWindow, Policy: policy,
@@ -425,6 +431,11 @@ func (f *flags) check() (*url.URL, error) {
 	}
 	if f.MaxStale < time.Second || f.MaxStale > controlserver.MaxMaxStale {
 		errs = append(errs, fmt.Errorf("--max-stale %v: must be 1s to %v", f.MaxStale, controlserver.MaxMaxStale))
+	}
+	if cpu, err := resource.ParseQuantity(f.AsleepCPU); err != nil || cpu.Sign() < 0 || cpu.Cmp(maxAsleepCPU) > 0 {
+		errs = append(errs, fmt.Errorf("--asleep-cpu %q: must be 0 to 1000 cores, such as 20m", f.AsleepCPU))
+	} else {
+		f.asleepCPU = cpu
 	}
 	if f.ConnectWindow < envoy.ConnectWindow {
 		errs = append(errs, fmt.Errorf("--connect-window %v: must be at least %v, the time that Envoy's retries and a stall may take", f.ConnectWindow, envoy.ConnectWindow))

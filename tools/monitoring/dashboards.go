@@ -179,6 +179,7 @@ func dashboards() []board {
 			}},
 			{"Sleep", []panel{
 				gauges("Sandboxes that are asleep, or fall asleep or wake", units.Short, metric.SandboxesAsleep),
+				gauges("Sandboxes whose node has no room for their wake", units.Short, metric.ResizesDeferred),
 				rates("Sandboxes that fell asleep", metric.Sleeps, ""), times("Time of wakes", metric.WakeSeconds, ""),
 			}},
 			{"HTTP API", []panel{

@@ -12,6 +12,8 @@ type (
 	// then.
 	Closed struct{ Sandbox *Sandbox }
 	Tired  struct{ Sandbox *Sandbox }
+	// Turned: that a sandbox is asleep, or is to wake, is durable.
+	Turned struct{ Sandbox *Sandbox }
 	// Released: the release of a sandbox is durable.
 	Released struct{ Sandbox *Sandbox }
 )
@@ -19,5 +21,6 @@ type (
 func (Started) notice()  {}
 func (Routed) notice()   {}
 func (Released) notice() {}
+func (Turned) notice()   {}
 func (Closed) notice()   {}
 func (Tired) notice()    {}

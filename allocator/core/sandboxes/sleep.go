@@ -155,6 +155,7 @@ func (t *Table) sleeps(sb *Sandbox) {
 		sb.failures, sb.endAt, sb.nextEndAt = 0, 0, 0
 		t.Emit(step.Freeze{Sandbox: sb.Sandbox, Keep: true})
 		t.Emit(step.SandboxAsleep{Sandbox: sb.Sandbox})
+		t.Notify(Turned{sb})
 		t.answer(sb.sleep.sleepers, step.CallOK, sb, "")
 		sb.sleep.sleepers = nil
 		if sb.sleep.wake {
@@ -213,6 +214,7 @@ func (t *Table) wakeUp(sb *Sandbox) {
 	t.enter(sb, fact.Waking, func(f *fact.SandboxFact) { f.EndAt = sb.sleep.end }, func() {
 		sb.endAt, sb.nextEndAt = sb.sleep.endAt, sb.sleep.endAt
 		t.Emit(step.Thaw{Sandbox: sb.Sandbox})
+		t.Notify(Turned{sb})
 	})
 }
 

@@ -51,6 +51,14 @@ type (
 		Released bool
 		Restored bool
 	}
+	// ResizePod lowers the CPU request of a pod whose sandbox is asleep, or raises it to CPURequest, if this version of
+	// the pod is still the latest. PodSeen follows.
+	ResizePod struct {
+		Pod        fact.PodKey
+		Version    string
+		Lower      bool
+		CPURequest string
+	}
 	// Configure has the agent in the pod of a sandbox configured, with the Values of the claim.
 	// Configured answers it. Ask: a leader of an earlier term may have done that, and the agent is asked
 	// whether it is so.
@@ -360,6 +368,7 @@ func (CreatePod) effect()           {}
 func (Write) effect()               {}
 func (Settle) effect()              {}
 func (LabelPod) effect()            {}
+func (ResizePod) effect()           {}
 func (SyncPod) effect()             {}
 func (StartSandbox) effect()        {}
 func (Freeze) effect()              {}

@@ -104,6 +104,10 @@ type Pod struct {
 	// AgentPort is that of its agent; 0: it has none. With one, a claim is granted when Configured has
 	// answered Configure.
 	AgentPort uint16
+	// CPURequest is what it requests while its sandbox is awake; empty: always. Lowered: it requests less now. Deferred:
+	// its node has no room for what it requests now.
+	CPURequest        string
+	Lowered, Deferred bool
 	// Recyclable: it can begin another life after this one. Recycling: it began this life by a restart of all
 	// containers that is not proven yet. It is not Ready before.
 	Recyclable, Recycling bool
