@@ -16,7 +16,7 @@ import (
 
 const (
 	// quietLasts is for how long nothing is done between two times of faults.
-	quietLasts = settle + 20*time.Second
+	quietLasts = settle + 30*time.Second
 	// limit is in which time enough must have happened, beyond what was asked for.
 	limit = 8 * time.Minute
 )
