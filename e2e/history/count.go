@@ -3,6 +3,7 @@ package history
 import (
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -38,6 +39,8 @@ const (
 	NearReap   = "sent near a reap"
 	LongUses   = "received for longer than the idle timeout"
 	KeepAlives = "keep-alives"
+	// Sleeps are the calls that had a sandbox sleep.
+	Sleeps = "sleeps"
 	// Faults are those that were done, by kind.
 	Faults = "faults"
 	// FailedFaults are those that could not be done, by kind.
@@ -121,6 +124,11 @@ func Count(h *History) Tally {
 		}
 		if s := h.sandboxes[e.Sandbox]; s != nil && s.tempts(e, at) {
 			t.Add(Tempted, "")
+		}
+	}
+	for _, e := range h.of[Sleep] {
+		if e.Code == http.StatusNoContent {
+			t.Add(Sleeps, "")
 		}
 	}
 	for _, e := range h.of[Fault] {

@@ -23,6 +23,8 @@ const (
 	Release Kind = "release"
 	// KeepAlive is a call that keeps a sandbox from being idle: Sandbox, Process, Code.
 	KeepAlive Kind = "keepalive"
+	// Sleep is a call that has a sandbox sleep: Sandbox, Process, Code, Reason, Error.
+	Sleep Kind = "sleep"
 	// Request is a client's request to a sandbox: Request, Sandbox, Gateway, What, Code,
 	// Reason, Error; if a pod answered also Pod, PodUID or Address, and Answered.
 	Request Kind = "request"

@@ -25,6 +25,8 @@ import (
 
 const (
 	claimers = 10
+	// sleepers claim sandboxes that they have sleep. Requests wake them.
+	sleepers = 6
 	// users send one request at a time, streams keep a WebSocket.
 	users, streams = 150, 6
 	// remembered is how long requests are sent to a sandbox that is gone. Another one has its
@@ -131,6 +133,38 @@ func (g *ground) claimer(ctx context.Context, name string) {
 	}
 }
 
+// sleeper claims one sandbox after the other, and has each fall asleep some times, until ctx ends.
+func (g *ground) sleeper(ctx context.Context, name string) {
+	random := g.Random(name)
+	for n := 0; ctx.Err() == nil; n++ {
+		e, body := claimOf(fmt.Sprintf("%s-%d", name, n), 5*time.Minute), claimBody(5*time.Minute)
+		got := g.call(ctx, random, e, http.MethodPost, "/sandboxes", body)
+		if got.Code != http.StatusCreated {
+			wait.Sleep(ctx, 50*time.Millisecond+harness.Within(random, 200*time.Millisecond))
+			continue
+		}
+		g.knows(got.Sandbox)
+		for range 1 + random.IntN(3) {
+			g.sleep(ctx, random, got.Sandbox)
+			wait.Sleep(ctx, harness.Within(random, 3*time.Second))
+		}
+		g.release(ctx, random, got.Sandbox)
+	}
+}
+
+// sleep has a sandbox fall asleep, or does without that: not all routers may be connected.
+func (g *ground) sleep(ctx context.Context, random *rand.Rand, id string) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for ctx.Err() == nil {
+		e := g.Call(ctx, g.AnyAPI(random), history.Event{Kind: history.Sleep, Sandbox: id}, http.MethodPost, "/sandboxes/"+id+"/pause", "{}")
+		if e.Code == http.StatusNoContent || e.Code == http.StatusNotFound || e.Code == http.StatusConflict {
+			return
+		}
+		wait.Sleep(ctx, 100*time.Millisecond+harness.Within(random, time.Second))
+	}
+}
+
 func (g *ground) release(ctx context.Context, random *rand.Rand, id string) {
 	e := history.Event{Kind: history.Release, Sandbox: id}
 	for ctx.Err() == nil {
@@ -154,6 +188,9 @@ type load struct {
 func (l *load) start(ctx context.Context, all *sync.WaitGroup) {
 	for i := range claimers {
 		all.Go(func() { l.claimer(ctx, fmt.Sprintf("claimer-%d", i)) })
+	}
+	for i := range sleepers {
+		all.Go(func() { l.sleeper(ctx, fmt.Sprintf("sleeper-%d", i)) })
 	}
 	for i := range users {
 		all.Go(func() {

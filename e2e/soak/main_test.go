@@ -27,6 +27,6 @@ func TestMain(m *testing.M) {
 		if err := stack.Build(ctx, dir, harness.Race, "allocator", "extproc"); err != nil {
 			return err
 		}
-		return stack.Build(ctx, dir, false, "demo-sandbox") // is not under test, and there are many of it
+		return stack.Build(ctx, dir, false, "demo-sandbox", "agent") // there are many of them
 	}))
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/stack"
@@ -65,6 +66,8 @@ func newGround(t *testing.T) *ground {
 		Relays: true, KubeRelays: true, Connections: users,
 	})
 	g.CreatePool(poolName, warm, func(p *v1alpha1.SandboxPool) {
+		p.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: sandboxaccess.AgentPort}
+		p.Spec.WakeOnTraffic = true
 		p.Spec.MaxPods = new(int32)
 		*p.Spec.MaxPods = mostPods
 		container := &p.Spec.Template.Spec.Containers[0]
@@ -253,6 +256,7 @@ func tooFew(v history.Tally, lasted time.Duration) []string {
 	least("addresses used again", v.Total(history.Reuses), 10)
 	least("requests for a sandbox that was gone", v.Total(history.After), 100)
 	least("requests for a sandbox that was gone, with another one at its address", v.Total(history.Tempted), 30)
+	least("sandboxes that fell asleep", v.Total(history.Sleeps), 4)
 	for _, f := range allFaults() {
 		least("faults "+f, v[history.Faults][f], 0.7)
 	}
@@ -276,7 +280,7 @@ func kinds() []string { return []string{"get", "post", "http2", "slow", "websock
 func TestRunInWhichTooLittleHappensFails(t *testing.T) {
 	full := history.Tally{
 		history.Requests: {history.Answered: 4000}, history.Receipts: {"": 1000}, history.Claims: {"": 30},
-		history.Releases: {history.Acknowledged: 6}, history.Reuses: {"": 20}, history.After: {"": 200},
+		history.Releases: {history.Acknowledged: 6}, history.Reuses: {"": 20}, history.After: {"": 200}, history.Sleeps: {"": 8},
 		history.Tempted: {"": 60}, history.Sent: {}, history.Faults: {},
 	}
 	for _, f := range allFaults() {
@@ -285,7 +289,7 @@ func TestRunInWhichTooLittleHappensFails(t *testing.T) {
 	for _, what := range kinds() {
 		full[history.Sent][what] = 10
 	}
-	everything := 7 + len(allFaults()) + len(kinds())
+	everything := 8 + len(allFaults()) + len(kinds())
 	require.Empty(t, tooFew(full, 2*time.Minute))
 	require.Len(t, tooFew(full, 4*time.Minute), everything)
 	require.Len(t, tooFew(history.Tally{}, 45*time.Second), everything, "each fault happens in make test")
