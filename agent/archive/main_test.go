@@ -3,6 +3,7 @@ package archive_test
 import (
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -75,7 +76,7 @@ func described(t testing.TB, roots ...string) []string {
 	first := map[uint64]string{}
 	for _, root := range roots {
 		err := filepath.WalkDir(root, func(name string, _ fs.DirEntry, err error) error {
-			if os.IsNotExist(err) && name == root {
+			if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)) && name == root {
 				return nil
 			}
 			if err != nil {

@@ -103,9 +103,9 @@ func (s *restorer) keep(name string, t *top, err error) error {
 	case errors.Is(err, unix.ENOENT):
 		return nil
 	case errors.Is(err, unix.EBUSY):
-		s.leftOut(Mount, name)
+		s.leave(Mount, name)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS), errors.Is(err, unix.ENOTEMPTY):
-		s.leftOut(Foreign, name)
+		s.leave(Foreign, name)
 	default:
 		return &fs.PathError{Op: "remove", Path: "/" + name, Err: err}
 	}

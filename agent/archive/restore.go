@@ -11,23 +11,14 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 )
 
-const (
-	// makers is how many files are made at once.
-	makers = 4
-	// smallFile is the length up to which a file is made by a maker. Each maker has two buffers of that length.
-	smallFile = 128 << 10
-)
-
-// restorer is one Restore. The goroutine of the call reads the archive, makes directories, links and large files, and
-// hands small files to makers.
+// restorer is one Restore.
 type restorer struct {
+	Summary
 	o      Options
 	in     *summed
 	source *source
@@ -35,22 +26,14 @@ type restorer struct {
 	copy   []byte
 	tops   []*top
 	// stack are the directories that lead to the next entry. All of them are open.
-	stack   []*level
-	jobs    chan job
-	buffers chan []byte
-	// making counts the files that makers have.
-	making sync.WaitGroup
-
-	mu sync.Mutex
-	// Summary and failed are guarded by mu while makers run.
-	Summary
-	failed error
+	stack []*level
 }
 
 // top is one of the archived paths.
 type top struct {
 	// name is the path without its first slash.
-	name   string
+	name string
+	// parent is what it is in. It may be missing until there is an entry for the path.
 	parent *level
 	mount  mountID
 	// keeps: there was something in it that could not be removed.
@@ -68,19 +51,6 @@ type level struct {
 	meta *meta
 	// foreign: it was there before and belongs to another user, so it stays as it is.
 	foreign bool
-	// pending counts the files in it that are being made, and one more while it is in the stack.
-	pending atomic.Int32
-}
-
-// job is a file to make.
-type job struct {
-	level  *level
-	base   string
-	meta   *meta
-	size   int64
-	pieces []piece
-	// data is nil if the contents are to be read from the archive.
-	data []byte
 }
 
 // Restore replaces what is in the archived paths by what the archive has. Those paths must be among o.Paths.
@@ -90,7 +60,7 @@ func Restore(ctx context.Context, r io.Reader, o Options) (Summary, error) {
 	}
 	s := &restorer{
 		o: o, in: newSummed(ctx, withTail(o.MaxBytes)), source: &source{r: r, n: maxCompressed(o.MaxBytes)},
-		copy: make([]byte, copySize), jobs: make(chan job), buffers: make(chan []byte, 2*makers),
+		copy: make([]byte, copySize),
 	}
 	plain, err := zstd.NewReader(s.source, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
 		zstd.WithDecoderMaxWindow(maxWindow))
@@ -101,16 +71,7 @@ func Restore(ctx context.Context, r io.Reader, o Options) (Summary, error) {
 	s.in.r = plain
 	s.tar = tar.NewReader(s.in)
 
-	var working sync.WaitGroup
-	for range makers {
-		working.Go(s.makeFiles)
-	}
-	for range cap(s.buffers) {
-		s.buffers <- make([]byte, smallFile)
-	}
 	err = s.all()
-	close(s.jobs)
-	working.Wait()
 	for _, l := range s.stack {
 		_ = unix.Close(l.fd) // -1 is no file
 	}
@@ -168,12 +129,6 @@ func (s *restorer) all() error {
 
 // next returns the next entry, and where it begins.
 func (s *restorer) next() (*tar.Header, int64, error) {
-	s.mu.Lock()
-	err := s.failed
-	s.mu.Unlock()
-	if err != nil {
-		return nil, 0, err
-	}
 	start := s.in.mark
 	h, err := s.tar.Next()
 	if err != nil {
@@ -198,13 +153,16 @@ func (s *restorer) begin(paths []string) error {
 		}
 	}
 	for _, p := range paths {
-		parent, err := openParent(p, true)
-		if err != nil {
+		t := &top{name: p[1:]}
+		parent, err := openParent(p, false)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		t := &top{name: p[1:]}
 		t.parent = &level{fd: parent, top: t}
 		s.tops = append(s.tops, t)
+		if parent < 0 {
+			continue
+		}
 		x, err := statAt(parent, path.Base(p))
 		if err == nil && x.Mode&unix.S_IFMT == unix.S_IFLNK {
 			return symbolicLink(p)
@@ -212,6 +170,9 @@ func (s *restorer) begin(paths []string) error {
 		t.mount = mountOf(x)
 	}
 	for _, t := range s.tops {
+		if t.parent.fd < 0 {
+			continue
+		}
 		if err := s.remove(t.parent.fd, path.Base(t.name), t.name, t, 0); err != nil {
 			return err
 		}
@@ -221,7 +182,6 @@ func (s *restorer) begin(paths []string) error {
 
 // end handles the last entry, which begins at start.
 func (s *restorer) end(h *tar.Header, start int64) error {
-	s.making.Wait()
 	if s.Size = start; start > s.o.MaxBytes {
 		return ErrTooLarge
 	}
@@ -236,28 +196,24 @@ func (s *restorer) end(h *tar.Header, start int64) error {
 		return s.damaged(cmp.Or(err, errors.New("something follows its end")))
 	}
 	for len(s.stack) > 0 {
-		s.leaveDirectory()
+		if err := s.leaveDirectory(); err != nil {
+			return err
+		}
 	}
 	for _, t := range s.tops {
-		if !t.seen {
+		if !t.seen && t.parent.fd >= 0 {
 			s.removeEmptied(t)
 		}
 	}
-	return s.failed
+	return nil
 }
 
 // removeEmptied removes the directory that a path is, which is empty but for what could not be removed.
 func (s *restorer) removeEmptied(t *top) {
 	err := unix.Unlinkat(t.parent.fd, path.Base(t.name), unix.AT_REMOVEDIR)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
-		s.leftOut(Foreign, t.name)
+		s.leave(Foreign, t.name)
 	}
-}
-
-func (s *restorer) leftOut(reason Reason, name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.leave(reason, name)
 }
 
 // entry restores one entry.
@@ -282,7 +238,7 @@ func (s *restorer) entry(h *tar.Header) error {
 		_ = unix.Unlinkat(l.fd, base, unix.AT_REMOVEDIR) // the path was a directory before
 	}
 	if l.fd < 0 && h.Typeflag != tar.TypeDir && h.Typeflag != tar.TypeReg {
-		s.leftOut(Foreign, name)
+		s.leave(Foreign, name)
 		return nil
 	}
 	switch h.Typeflag {
@@ -317,7 +273,7 @@ func (s *restorer) made(l *level, name string, err error) error {
 	case err == nil, errors.Is(err, ErrNotAllowed), errors.Is(err, ErrCorrupt):
 		return err
 	case l.foreign && errors.Is(err, fs.ErrPermission), l.foreign && errors.Is(err, unix.EROFS), exists && l.top.keeps:
-		s.leftOut(Foreign, name)
+		s.leave(Foreign, name)
 		return nil
 	case exists:
 		return fmt.Errorf("%w: entry %.300q is there twice", ErrCorrupt, name)
@@ -338,16 +294,24 @@ func (s *restorer) levelOf(name string) (*level, error) {
 		}
 		t.seen = true
 		for len(s.stack) > 0 {
-			s.leaveDirectory()
+			if err := s.leaveDirectory(); err != nil {
+				return nil, err
+			}
 		}
-		return t.parent, nil
+		var err error
+		if t.parent.fd < 0 {
+			t.parent.fd, err = openParent("/"+name, true)
+		}
+		return t.parent, err
 	}
 	at := strings.LastIndexByte(name, '/')
 	if !below || !validBase(name[at+1:]) {
 		return nil, fmt.Errorf("%w: entry %.300q is outside of the paths", ErrNotAllowed, name)
 	}
 	for n := len(s.stack); n > 0 && s.stack[n-1].name != name[:at]; n = len(s.stack) {
-		s.leaveDirectory()
+		if err := s.leaveDirectory(); err != nil {
+			return nil, err
+		}
 	}
 	if len(s.stack) == 0 {
 		return nil, fmt.Errorf("%w: entry %.300q does not follow its directory", ErrCorrupt, name)
@@ -357,32 +321,21 @@ func (s *restorer) levelOf(name string) (*level, error) {
 
 func validBase(base string) bool { return base != "" && base != "." && base != ".." }
 
-// leaveDirectory leaves the innermost directory: nothing more is made in it.
-func (s *restorer) leaveDirectory() {
+// leaveDirectory leaves the innermost directory, in which nothing more is made.
+func (s *restorer) leaveDirectory() error {
 	last := len(s.stack) - 1
 	l := s.stack[last]
 	s.stack = s.stack[:last]
-	s.done(l)
-}
-
-// done finishes a directory when the last of those that work in it calls it.
-func (s *restorer) done(l *level) {
-	if l.pending.Add(-1) > 0 || l.meta == nil || l.fd < 0 {
-		return
-	}
-	if l.foreign {
-		_ = unix.Close(l.fd)
-		return
+	switch {
+	case l.fd < 0:
+		return nil
+	case l.foreign:
+		return unix.Close(l.fd)
 	}
 	if err := s.finish(l.fd, l.meta); err != nil {
-		s.fail(&fs.PathError{Op: "restore", Path: "/" + l.name, Err: err})
+		return &fs.PathError{Op: "restore", Path: "/" + l.name, Err: err}
 	}
-}
-
-func (s *restorer) fail(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.failed = cmp.Or(s.failed, err)
+	return nil
 }
 
 func (s *restorer) directory(in *level, base string, m *meta) error {
@@ -393,12 +346,11 @@ func (s *restorer) directory(in *level, base string, m *meta) error {
 	l := &level{name: name, fd: -1, top: in.top, meta: m}
 	err := s.openDirectory(l, in, base)
 	if err == nil && l.foreign {
-		s.leftOut(Foreign, name)
+		s.leave(Foreign, name)
 	}
 	if err := s.made(in, name, err); err != nil {
 		return err
 	}
-	l.pending.Add(1)
 	s.stack = append(s.stack, l)
 	return nil
 }
@@ -466,6 +418,7 @@ func removeAttributes(fd int) error {
 	return err
 }
 
+// regular makes a file.
 func (s *restorer) regular(l *level, base string, h *tar.Header, m *meta) error {
 	size, pieces, err := contents(h)
 	if err != nil {
@@ -473,70 +426,42 @@ func (s *restorer) regular(l *level, base string, h *tar.Header, m *meta) error 
 	}
 	s.Bytes += h.Size
 	if l.fd < 0 {
-		s.leftOut(Foreign, m.name)
+		s.leave(Foreign, m.name)
 		return nil
 	}
-	j := job{level: l, base: base, meta: m, size: size, pieces: pieces}
-	if h.Size > smallFile {
-		return s.file(j)
-	}
-	buffer := <-s.buffers
-	j.data = buffer[:h.Size]
-	if _, err := io.ReadFull(s.tar, j.data); err != nil {
-		return s.damaged(err)
-	}
-	l.pending.Add(1)
-	s.making.Add(1)
-	s.jobs <- j
-	return nil
-}
-
-// makeFiles is a maker.
-func (s *restorer) makeFiles() {
-	for j := range s.jobs {
-		if err := s.file(j); err != nil {
-			s.fail(err)
-		}
-		s.buffers <- j.data[:smallFile]
-		s.done(j.level)
-		s.making.Done()
-	}
-}
-
-// file makes one file.
-func (s *restorer) file(j job) error {
 	flags := unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	fd, err := retried(func() (int, error) { return unix.Openat(j.level.fd, j.base, flags, 0o600) })
+	fd, err := retried(func() (int, error) { return unix.Openat(l.fd, base, flags, 0o600) })
 	if err != nil {
-		return s.made(j.level, j.meta.name, err)
+		return s.made(l, m.name, err)
 	}
+	if err := s.fill(fd, m.name, size, pieces); err != nil {
+		_ = unix.Close(fd)
+		return err
+	}
+	return s.made(l, m.name, s.finish(fd, m))
+}
+
+// fill gives a file its contents.
+func (s *restorer) fill(fd int, name string, size int64, pieces []piece) error {
 	var end int64
-	for _, p := range j.pieces {
-		for end = p.offset; end < p.offset+p.length && err == nil; {
-			chunk := j.data
-			if chunk == nil {
-				chunk = s.copy[:min(copySize, p.offset+p.length-end)]
-				if _, err := io.ReadFull(s.tar, chunk); err != nil {
-					_ = unix.Close(fd)
-					return s.damaged(err)
-				}
-			} else {
-				chunk = chunk[:p.length]
-				j.data = j.data[p.length:]
+	for _, p := range pieces {
+		for end = p.offset; end < p.offset+p.length; {
+			chunk := s.copy[:min(copySize, p.offset+p.length-end)]
+			if _, err := io.ReadFull(s.tar, chunk); err != nil {
+				return s.damaged(err)
+			}
+			if err := writeAt(fd, chunk, end); err != nil {
+				return &fs.PathError{Op: "write", Path: "/" + name, Err: err}
 			}
 			end += int64(len(chunk))
-			err = writeAt(fd, chunk, end-int64(len(chunk)))
 		}
 	}
-	if err == nil && end < j.size {
-		err = unix.Ftruncate(fd, j.size)
+	if end < size {
+		if err := unix.Ftruncate(fd, size); err != nil {
+			return &fs.PathError{Op: "truncate", Path: "/" + name, Err: err}
+		}
 	}
-	if err == nil {
-		err = s.finish(fd, j.meta)
-	} else {
-		_ = unix.Close(fd)
-	}
-	return s.made(j.level, j.meta.name, err)
+	return nil
 }
 
 func writeAt(fd int, p []byte, offset int64) error {
@@ -556,7 +481,7 @@ func (s *restorer) finish(fd int, m *meta) error {
 	mode := m.mode
 	err := unix.Fchown(fd, m.uid, m.gid)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) {
-		s.leftOut(Owner, m.name)
+		s.leave(Owner, m.name)
 		_ = unix.Fchown(fd, -1, m.gid)
 		// They would give the rights of another user than they gave.
 		mode &^= unix.S_ISUID | unix.S_ISGID
@@ -578,7 +503,7 @@ func (s *restorer) setAttributes(fd int, m *meta, some func(string) bool) {
 			continue
 		}
 		if unix.Fsetxattr(fd, name, []byte(value), 0) != nil {
-			s.leftOut(Attribute, m.name)
+			s.leave(Attribute, m.name)
 		}
 		delete(m.attributes, name)
 	}
@@ -588,7 +513,7 @@ func (s *restorer) setAttributes(fd int, m *meta, some func(string) bool) {
 func (s *restorer) ownLink(dir int, base string, m *meta) error {
 	err := unix.Fchownat(dir, base, m.uid, m.gid, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) {
-		s.leftOut(Owner, m.name)
+		s.leave(Owner, m.name)
 		_ = unix.Fchownat(dir, base, -1, m.gid, unix.AT_SYMLINK_NOFOLLOW)
 		err = nil
 	}
@@ -598,10 +523,12 @@ func (s *restorer) ownLink(dir int, base string, m *meta) error {
 
 // hardLink makes another name of a file that the archive has had before.
 func (s *restorer) hardLink(l *level, base, target string) error {
-	s.making.Wait() // the file may be one of those
 	at := slices.IndexFunc(s.tops, func(t *top) bool { return target == t.name || strings.HasPrefix(target, t.name+"/") })
-	if at < 0 {
+	switch {
+	case at < 0:
 		return fmt.Errorf("%w: a hard link to %.300q, which is outside of the paths", ErrNotAllowed, target)
+	case !s.tops[at].seen:
+		return missing(target, unix.ENOENT)
 	}
 	t := s.tops[at]
 	dir, rest := t.parent.fd, path.Base(t.name)+target[len(t.name):]
