@@ -2,16 +2,21 @@ package archive_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -25,7 +30,7 @@ const role = "BERTH_TEST_ROLE"
 
 func TestMain(m *testing.M) {
 	if name := os.Getenv(role); name != "" {
-		if err := roles[name](os.Args[1]); err != nil {
+		if err := act(name); err != nil {
 			fmt.Fprintln(os.Stderr, name+":", err)
 			os.Exit(1)
 		}
@@ -41,7 +46,20 @@ func home(t testing.TB) string {
 	require.NoError(t, err)
 	home := filepath.Join(dir, "home")
 	require.NoError(t, os.Mkdir(home, 0o750))
+	t.Cleanup(func() { removeAll(t, home) })
 	return home
+}
+
+// removeAll is os.RemoveAll that gives itself the rights for it.
+func removeAll(t testing.TB, dir string) {
+	t.Helper()
+	_ = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			_ = os.Chmod(name, 0o700)
+		}
+		return nil
+	})
+	require.NoError(t, os.RemoveAll(dir))
 }
 
 // limits are Options that are no limit for a test.
@@ -130,8 +148,82 @@ func attributesOf(name string) string {
 	return text
 }
 
-// roles are what a test's process can do with a directory.
-var roles = map[string]func(string) error{}
+// outcome is what a test's process with a role prints.
+type outcome struct {
+	Summary archive.Summary
+	Took    time.Duration
+	// Memory is the most that the process has had, in bytes.
+	Memory int64
+}
+
+// act writes an archive to the standard output, or restores that of the standard input. The argument is the path. What
+// it was is printed to the standard error.
+func act(name string) error {
+	begun := time.Now()
+	var o outcome
+	var err error
+	if name == "write" {
+		o.Summary, err = archive.Write(context.Background(), os.Stdout, limits(os.Args[1]))
+	} else {
+		o.Summary, err = archive.Restore(context.Background(), os.Stdin, limits(os.Args[1]))
+	}
+	if err != nil {
+		return err
+	}
+	o.Took = time.Since(begun)
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return err
+	}
+	_, text, _ := strings.Cut(string(status), "VmHWM:")
+	if _, err := fmt.Sscanf(text, "%d kB", &o.Memory); err != nil {
+		return err
+	}
+	o.Memory <<= 10
+	return json.NewEncoder(os.Stderr).Encode(o)
+}
+
+// program returns a copy of the test's program that another user can run.
+func program(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		require.NoError(t, os.Chmod(d, 0o755))
+	}
+	self, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	name := filepath.Join(dir, "program")
+	require.NoError(t, os.WriteFile(name, self, 0o755))
+	return name
+}
+
+const unprivileged = 65534
+
+func command(program string, uid uint32, args ...string) *exec.Cmd {
+	cmd := exec.Command(program, args...)
+	cmd.Dir, cmd.Env = "/", os.Environ()
+	if uid != 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	}
+	return cmd
+}
+
+// inProcess has a process of a user write or restore an archive.
+func inProcess(t testing.TB, program, name, path string, uid uint32, in io.Reader) ([]byte, outcome, error) {
+	t.Helper()
+	cmd := command(program, uid, path)
+	cmd.Env = append(cmd.Env, role+"="+name)
+	var out, report bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, &out, &report
+	err := cmd.Run()
+	var o outcome
+	if err == nil {
+		require.NoError(t, json.Unmarshal(report.Bytes(), &o), report.String())
+	} else {
+		err = errors.New(strings.TrimSpace(report.String()))
+	}
+	return out.Bytes(), o, err
+}
 
 func stat(t testing.TB, name string) *syscall.Stat_t {
 	t.Helper()

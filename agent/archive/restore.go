@@ -305,8 +305,8 @@ func (s *restorer) levelOf(name string) (*level, error) {
 		return t.parent, err
 	}
 	at := strings.LastIndexByte(name, '/')
-	if !below || !validBase(name[at+1:]) {
-		return nil, fmt.Errorf("%w: entry %.300q is outside of the paths", ErrNotAllowed, name)
+	if !below || path.Clean(name) != name {
+		return nil, fmt.Errorf("%w: entry %.300q is outside of the paths, or has no clean name", ErrNotAllowed, name)
 	}
 	for n := len(s.stack); n > 0 && s.stack[n-1].name != name[:at]; n = len(s.stack) {
 		if err := s.leaveDirectory(); err != nil {
