@@ -129,6 +129,7 @@ func roundTrip(t testing.TB, home string) {
 	require.Equal(t, before, described(t, home))
 }
 
+// Invariant: P30
 func TestFilesOfEveryKindAreRestoredAsTheyWere(t *testing.T) {
 	roundTrip(t, home(t))
 }
@@ -173,6 +174,7 @@ func TestMoreHolesThanRememberedBecomeZeros(t *testing.T) {
 	require.Equal(t, before, described(t, h))
 }
 
+// Invariant: P30
 func TestSeveralPathsAreKeptAlsoMissingOnes(t *testing.T) {
 	h := home(t)
 	o := limits(h, h+"-file", h+"-missing", h+"-parent/missing", h+"-file/below", h+"-new/deep/directory")
@@ -206,6 +208,7 @@ func TestSeveralPathsAreKeptAlsoMissingOnes(t *testing.T) {
 	require.DirExists(t, h+"-parent")
 }
 
+// Invariant: P30
 func TestWhatIsNotKeptIsCounted(t *testing.T) {
 	h := home(t)
 	t.Chdir(h) // the name of a socket is short
@@ -248,6 +251,7 @@ func TestWhatIsNotKeptIsCounted(t *testing.T) {
 	require.NoFileExists(t, h+"/device")
 }
 
+// Invariant: P30
 func TestOtherMountsAreNeitherArchivedNorRemoved(t *testing.T) {
 	h := home(t)
 	put(t, h+"/a/file", "1")
@@ -334,6 +338,7 @@ func TestOptionsNameTheirFieldAndTheFix(t *testing.T) {
 	}
 }
 
+// Invariant: P30
 func TestPathsThroughSymbolicLinksAreRefused(t *testing.T) {
 	h := home(t)
 	put(t, h+"/work/file", "x")
@@ -352,6 +357,7 @@ func TestPathsThroughSymbolicLinksAreRefused(t *testing.T) {
 	require.FileExists(t, h+"/there/file")
 }
 
+// Invariant: P30
 func TestBoundsAreTheSameInBothDirections(t *testing.T) {
 	h := home(t)
 	for i := range 9 {
@@ -483,6 +489,7 @@ func TestBothEndWithTheirContext(t *testing.T) {
 	require.FileExists(t, h+"/new")
 }
 
+// Invariant: P30
 func TestFileThatShrinksMeanwhileIsNoticed(t *testing.T) {
 	h := home(t)
 	f, err := os.Create(h + "/b")

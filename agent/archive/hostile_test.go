@@ -141,6 +141,7 @@ func TestFormatIsTheOneThatIsDocumented(t *testing.T) {
 
 func must(stream []byte, _ archive.Summary) []byte { return stream }
 
+// Invariant: P30
 func TestHostileArchivesChangeNothingOutside(t *testing.T) {
 	h := home(t)
 	outside := filepath.Join(filepath.Dir(h), "outside")
@@ -237,6 +238,7 @@ func TestHostileArchivesChangeNothingOutside(t *testing.T) {
 	}
 }
 
+// Invariant: P30
 func TestFirstAndLastEntriesAreChecked(t *testing.T) {
 	h := home(t)
 	put(t, h+"/present", "x")
@@ -309,6 +311,7 @@ func largeWindow() []byte {
 	return append([]byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 20 << 3}, 0x01, 0, 0)
 }
 
+// Invariant: P30
 func TestArchiveThatIsCutOffIsNoticed(t *testing.T) {
 	h := home(t)
 	manyFiles(t, h, 5)
@@ -336,6 +339,7 @@ func TestArchiveThatIsCutOffIsNoticed(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// Invariant: P30
 func TestFlippedBitsAreNoticed(t *testing.T) {
 	h := home(t)
 	for i := range 8 {
@@ -388,6 +392,7 @@ func (r *repeated) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// Invariant: P30
 func TestBombsEndAtTheBounds(t *testing.T) {
 	h := home(t)
 	top := h[1:]
@@ -467,6 +472,7 @@ func sized(header []byte, size int64) []byte {
 	return h
 }
 
+// Invariant: P30
 func TestStreamWithoutContentsEndsAtABound(t *testing.T) {
 	h := home(t)
 	skipped := append([]byte{0x50, 0x2a, 0x4d, 0x18, 0, 0, 1, 0}, make([]byte, 1<<16)...) // a frame that decompressors skip

@@ -45,14 +45,14 @@ func TestBothNeedLessThan64MBOfMemory(t *testing.T) {
 				require.NoError(t, err)
 				t.Logf("write: %d entries, %d MB -> %d MB, %v, memory %d MB", wrote.Summary.Entries, wrote.Summary.Bytes>>20,
 					len(b)>>20, wrote.Took, wrote.Memory>>20)
-				require.Less(t, wrote.Memory, int64(64<<20))
+				require.True(t, raced || wrote.Memory < 64<<20)
 				require.NoError(t, os.RemoveAll(h))
 				stream = bytes.NewReader(b)
 			}
 			_, restored, err := inProcess(t, exe, "restore", h, 0, stream)
 			require.NoError(t, err)
 			t.Logf("restore: %d entries, %v, memory %d MB", restored.Summary.Entries, restored.Took, restored.Memory>>20)
-			require.Less(t, restored.Memory, int64(64<<20))
+			require.True(t, raced || restored.Memory < 64<<20)
 		})
 	}
 }

@@ -33,6 +33,7 @@ func give(t *testing.T, names ...string) {
 	}
 }
 
+// Invariant: P30
 func TestAgentThatIsNotRootKeepsTheSame(t *testing.T) {
 	dir := theirHome(t)
 	cmd := command(program(t), unprivileged, "-test.run", "^(TestFilesOfEveryKind|TestWhatIsNotKept|TestSeveralPaths|TestFlipped)", "-test.v")
@@ -42,6 +43,7 @@ func TestAgentThatIsNotRootKeepsTheSame(t *testing.T) {
 	require.Equal(t, 4, bytes.Count(out, []byte("--- PASS")), string(out))
 }
 
+// Invariant: P30
 func TestFilesOfOthersAreCountedWhereTheAgentIsNotRoot(t *testing.T) {
 	h := theirHome(t)
 	for _, name := range []string{"mine", "readable", "unreadable", "closed/file", "setuid"} {
@@ -76,6 +78,7 @@ func TestFilesOfOthersAreCountedWhereTheAgentIsNotRoot(t *testing.T) {
 	require.NoFileExists(t, h+"/closed/file")
 }
 
+// Invariant: P30
 func TestFilesOfOthersStayWhereTheAgentIsNotRoot(t *testing.T) {
 	h := theirHome(t)
 	for _, name := range []string{"mine", "replaced", "theirs/file", "theirs/deep/file", "hidden/file"} {
