@@ -107,3 +107,16 @@ func attributeNames(fd int, buffer *[]byte) ([]string, error) {
 	}
 	return strings.Split(strings.TrimSuffix(string((*buffer)[:n]), "\x00"), "\x00"), nil
 }
+
+// shown returns the path of an entry for people. A long one is cut.
+func shown(name string) string {
+	const most = 1000
+	if len(name) > most {
+		return "/" + name[:most] + "..."
+	}
+	return "/" + name
+}
+
+func pathError(op, name string, err error) error {
+	return &fs.PathError{Op: op, Path: shown(name), Err: err}
+}

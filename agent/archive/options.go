@@ -106,7 +106,7 @@ const (
 // LeftOut is how often something was left out for one reason.
 type LeftOut struct {
 	Count int
-	// Example is one path.
+	// Example is the first path, of 1,000 bytes at most.
 	Example string
 }
 
@@ -128,7 +128,7 @@ func (s *Summary) leave(reason Reason, name string) {
 	}
 	l := s.LeftOut[reason]
 	if l.Count++; l.Count == 1 {
-		l.Example = "/" + strings.TrimPrefix(name, "/")
+		l.Example = shown(strings.TrimSuffix(name, "/"))
 	}
 	s.LeftOut[reason] = l
 }

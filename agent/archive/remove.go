@@ -26,7 +26,7 @@ func (s *restorer) remove(dir int, base, name string, t *top, depth int) error {
 	case x.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return s.keep(name, t, err)
 	case depth > maxDepth:
-		return &fs.PathError{Op: "remove", Path: "/" + name, Err: unix.ENAMETOOLONG}
+		return pathError("remove", name, unix.ENAMETOOLONG)
 	}
 	flags := unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := retried(func() (int, error) { return unix.Openat(dir, base, flags, 0) })
@@ -38,7 +38,7 @@ func (s *restorer) remove(dir int, base, name string, t *top, depth int) error {
 	if err != nil {
 		return s.keep(name, t, err)
 	}
-	file := os.NewFile(uintptr(fd), "/"+name)
+	file := os.NewFile(uintptr(fd), shown(name))
 	defer file.Close()
 	if err := s.empty(file, name, t, depth); err != nil {
 		return err
@@ -107,7 +107,7 @@ func (s *restorer) keep(name string, t *top, err error) error {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS), errors.Is(err, unix.ENOTEMPTY):
 		s.leave(Foreign, name)
 	default:
-		return &fs.PathError{Op: "remove", Path: "/" + name, Err: err}
+		return pathError("remove", name, err)
 	}
 	t.keeps = true
 	return nil

@@ -71,7 +71,9 @@ func Restore(ctx context.Context, r io.Reader, o Options) (Summary, error) {
 	s.in.r = plain
 	s.tar = tar.NewReader(s.in)
 
-	err = s.all()
+	if err = s.all(); err != nil {
+		s.Size = s.in.n
+	}
 	for _, l := range s.stack {
 		_ = unix.Close(l.fd) // -1 is no file
 	}
@@ -233,7 +235,7 @@ func (s *restorer) entry(h *tar.Header) error {
 	base := path.Base(name)
 	if l == l.top.parent && h.Typeflag != tar.TypeDir {
 		if h.Typeflag == tar.TypeSymlink {
-			return symbolicLink("/" + name)
+			return symbolicLink(shown(name))
 		}
 		_ = unix.Unlinkat(l.fd, base, unix.AT_REMOVEDIR) // the path was a directory before
 	}
@@ -278,7 +280,7 @@ func (s *restorer) made(l *level, name string, err error) error {
 	case exists:
 		return fmt.Errorf("%w: entry %.300q is there twice", ErrCorrupt, name)
 	}
-	return &fs.PathError{Op: "restore", Path: "/" + name, Err: err}
+	return pathError("restore", name, err)
 }
 
 // levelOf returns the directory that an entry is in, and leaves those that it is not in.
@@ -333,7 +335,7 @@ func (s *restorer) leaveDirectory() error {
 		return unix.Close(l.fd)
 	}
 	if err := s.finish(l.fd, l.meta); err != nil {
-		return &fs.PathError{Op: "restore", Path: "/" + l.name, Err: err}
+		return pathError("restore", l.name, err)
 	}
 	return nil
 }
@@ -451,14 +453,14 @@ func (s *restorer) fill(fd int, name string, size int64, pieces []piece) error {
 				return s.damaged(err)
 			}
 			if err := writeAt(fd, chunk, end); err != nil {
-				return &fs.PathError{Op: "write", Path: "/" + name, Err: err}
+				return pathError("write", name, err)
 			}
 			end += int64(len(chunk))
 		}
 	}
 	if end < size {
 		if err := unix.Ftruncate(fd, size); err != nil {
-			return &fs.PathError{Op: "truncate", Path: "/" + name, Err: err}
+			return pathError("truncate", name, err)
 		}
 	}
 	return nil

@@ -87,9 +87,9 @@ func (a *writer) all() error {
 	if err := a.tar.WriteHeader(head(a.o.Paths)); err != nil {
 		return err
 	}
-	for i, p := range a.o.Paths {
-		if err := a.path(p); err != nil {
-			return fmt.Errorf("archive.Options.Paths[%d]: %w", i, err)
+	for i := range a.o.Paths {
+		if err := a.path(i); err != nil {
+			return err
 		}
 	}
 	if err := a.tar.Flush(); err != nil {
@@ -103,23 +103,22 @@ func (a *writer) all() error {
 	return a.tar.Close()
 }
 
-func (a *writer) path(p string) error {
+func (a *writer) path(i int) error {
+	p := a.o.Paths[i]
 	parent, err := openParent(p, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	var x *unix.Statx_t
+	if err == nil {
+		defer unix.Close(parent)
+		x, err = statAt(parent, path.Base(p))
 	}
-	if err != nil {
-		return err
-	}
-	defer unix.Close(parent)
-	x, err := statAt(parent, path.Base(p))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case err != nil:
-		return &fs.PathError{Op: "stat", Path: p, Err: err}
-	case x.Mode&unix.S_IFMT == unix.S_IFLNK:
-		return symbolicLink(p)
+	case err == nil && x.Mode&unix.S_IFMT == unix.S_IFLNK:
+		err = symbolicLink(p)
+	}
+	if err != nil {
+		return fmt.Errorf("archive.Options.Paths[%d]: %w", i, err)
 	}
 	a.mount = mountOf(x)
 	return a.entry(parent, path.Base(p), p[1:], 0)
@@ -169,7 +168,7 @@ func changed(name, op string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		err = ErrChanged
 	}
-	return &fs.PathError{Op: op, Path: "/" + name, Err: err}
+	return pathError(op, name, err)
 }
 
 // opened archives a file or a directory.
@@ -202,14 +201,14 @@ func (a *writer) opened(dir int, base, name string, x *unix.Statx_t, depth int) 
 	case err != nil:
 		return changed(name, "open", err)
 	}
-	file := os.NewFile(uintptr(fd), "/"+name)
+	file := os.NewFile(uintptr(fd), shown(name))
 	defer file.Close()
 	now, err := statAt(fd, "")
 	if err != nil {
 		return err
 	}
 	if (fileID{now.Dev_major, now.Dev_minor, now.Ino}) != id || now.Mode != x.Mode {
-		return &fs.PathError{Op: "open", Path: file.Name(), Err: ErrChanged}
+		return pathError("open", name, ErrChanged)
 	}
 	if isDir {
 		return a.directory(file, now, name, depth)
@@ -281,7 +280,7 @@ func (a *writer) regular(file *os.File, x *unix.Statx_t, name string) error {
 		for p.length > 0 {
 			n, err := file.ReadAt(a.copy[:min(p.length, copySize)], p.offset)
 			if n == 0 && errors.Is(err, io.EOF) {
-				return &fs.PathError{Op: "read", Path: file.Name(), Err: ErrChanged}
+				return pathError("read", name, ErrChanged)
 			}
 			if err != nil && !errors.Is(err, io.EOF) {
 				return err
@@ -334,7 +333,7 @@ func (a *writer) header(h *tar.Header) error {
 		return ErrTooManyFiles
 	}
 	if err := a.tar.WriteHeader(h); err != nil {
-		return fmt.Errorf("entry %q: %w", h.Name, err)
+		return fmt.Errorf("entry %.300q: %w", h.Name, err)
 	}
 	a.Entries++
 	return nil
@@ -345,7 +344,7 @@ func (a *writer) attributes(file *os.File, h *tar.Header) error {
 	fd, total := int(file.Fd()), 0
 	names, err := attributeNames(fd, &a.names)
 	if err != nil {
-		return &fs.PathError{Op: "listxattr", Path: file.Name(), Err: err}
+		return pathError("listxattr", h.Name, err)
 	}
 	for _, name := range names {
 		if !keptAttribute(name, 0) {
