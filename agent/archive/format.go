@@ -199,15 +199,18 @@ func (s *summed) pass(p []byte) {
 // markAfter marks the beginning of the entry behind one whose header has just passed.
 func (s *summed) markAfter(size int64) { s.mark = (s.n + size + 511) &^ 511 }
 
-// source bounds the compressed stream, and keeps its error apart from those of the decompressor.
+// source bounds the compressed stream, and keeps its error apart from those of the decompressor. The decompressor may
+// read much without giving any bytes.
 type source struct {
+	ctx context.Context //nolint:containedctx // as that of summed
 	r   io.Reader
+	// n is how many bytes may still be read.
 	n   int64
 	err error
 }
 
 func (s *source) Read(p []byte) (int, error) {
-	if s.err != nil {
+	if s.err = cmp.Or(s.err, s.ctx.Err()); s.err != nil {
 		return 0, s.err
 	}
 	if int64(len(p)) > s.n {

@@ -59,8 +59,8 @@ func Restore(ctx context.Context, r io.Reader, o Options) (Summary, error) {
 		return Summary{}, err
 	}
 	s := &restorer{
-		o: o, in: newSummed(ctx, withTail(o.MaxBytes)), source: &source{r: r, n: maxCompressed(o.MaxBytes)},
-		copy: make([]byte, copySize),
+		o: o, in: newSummed(ctx, withTail(o.MaxBytes)),
+		source: &source{ctx: ctx, r: r, n: maxCompressed(o.MaxBytes)}, copy: make([]byte, copySize),
 	}
 	plain, err := zstd.NewReader(s.source, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
 		zstd.WithDecoderMaxWindow(maxWindow))
