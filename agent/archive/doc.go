@@ -29,7 +29,9 @@
 // attributes that an entry has no room for. Labels of security modules and times of access are left out without being
 // counted.
 //
-// More than 100,000 hard links that are only partly seen become files of their own.
+// A hard link whose other name is outside of the paths becomes a file of its own. So does one more, with a count, while
+// 100,000 files (8 MiB of names) have names that are still to come. A file of more than 10,000 pieces of data keeps the
+// holes before the last of them only, and has zeros in place of the others.
 //
 // An agent that is not root cannot give a file to another user. The file then belongs to the agent's user, it loses
 // setuid and setgid, and it is counted. What is in the new pod already and belongs to another user may stay as it is
@@ -47,9 +49,9 @@
 //
 //   - After a Restore without an error each archived path is as it was at the Write, but for what both have counted:
 //     what is there and not in the archive has been removed. Paths that are not in the archive are not touched.
-//   - A stream that was cut off, or changed by accident, makes Restore fail with [ErrCorrupt]. Nothing is removed before
-//     the first entry is read and accepted.
-//   - A Restore that fails leaves a part of both. The pod cannot be used then.
+//   - A stream that was cut off, or changed by accident, makes Restore fail with [ErrCorrupt]. Nothing is removed
+//     before the first entry is read and accepted.
+//   - A Restore that fails leaves a part of both, and directories that are closed (0700). The pod cannot be used then.
 //   - Whatever the stream is, Restore changes nothing but the archived paths, all of which are among [Options.Paths],
 //     makes no device, and follows no symbolic link. It gives the kernel no path of more than one name: each directory
 //     is opened in the one before.

@@ -138,7 +138,7 @@ func number(text string) (int64, bool) {
 
 // summed counts and hashes the bytes of the tar archive that pass, up to a limit.
 type summed struct {
-	ctx   context.Context //nolint:containedctx // a Write or Restore has one, and tar and zstd pass none on
+	ctx   context.Context
 	r     io.Reader
 	w     io.Writer
 	hash  hash.Hash
@@ -202,7 +202,7 @@ func (s *summed) markAfter(size int64) { s.mark = (s.n + size + 511) &^ 511 }
 // source bounds the compressed stream, and keeps its error apart from those of the decompressor. The decompressor may
 // read much without giving any bytes.
 type source struct {
-	ctx context.Context //nolint:containedctx // as that of summed
+	ctx context.Context
 	r   io.Reader
 	// n is how many bytes may still be read.
 	n   int64

@@ -46,8 +46,10 @@ func FuzzRestore(f *testing.F) {
 	top := step('5', inTop, "", "", "", "")
 	f.Add(steps(top, step('0', inTop, "/a", "text", "", "")))
 	f.Add(steps(top, step('5', inTop, "/d/", "", "SCHILY.xattr.user.x", "y"), step('0', inTop, "/d/a", "text", "", ""),
-		step('1', inTop, "/l", "/d/a", "", ""), step('2', inTop, "/s", "../../outside", "", ""), step('0', inTop, "/s/file", "x", "", "")))
-	f.Add(steps(top, step('2', inTop, "/s", "../outside", "", ""), step('5', inTop, "/s/", "", "", ""), step('0', inTop, "/s/file", "x", "", "")))
+		step('1', inTop, "/l", "/d/a", "", ""), step('2', inTop, "/s", "../../outside", "", ""),
+		step('0', inTop, "/s/file", "x", "", "")))
+	f.Add(steps(top, step('2', inTop, "/s", "../outside", "", ""), step('5', inTop, "/s/", "", "", ""),
+		step('0', inTop, "/s/file", "x", "", "")))
 	f.Add(steps(top, step('1', inTop, "/l", "/../outside/file", "", ""), step('0', inTop, "/l", "x", "", "")))
 	f.Add(steps(top, step('0', inTop|size, "/h", "data", "BERTH.data", "5:4"), step('6', inTop, "/p", "", "", "")))
 	f.Add(steps(top, step('3', inTop, "/dev", "", "", ""), step('0', 0, "../outside/file", "x", "", "")))

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -29,7 +30,8 @@ type entry struct {
 }
 
 func dir(name string) entry {
-	return entry{Header: tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, Uid: os.Getuid(), Gid: os.Getgid()}}
+	return entry{Header: tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, Uid: os.Getuid(),
+		Gid: os.Getgid()}}
 }
 
 func file(name, text string) entry {
@@ -70,7 +72,8 @@ func builtWith(first, last map[string]string, entries ...entry) []byte {
 	check(w.Flush())
 	sum := sha256.Sum256(b.Bytes())
 	records := map[string]string{
-		"BERTH.entries": strconv.Itoa(len(entries)), "BERTH.bytes": strconv.Itoa(total), "BERTH.sha256": hex.EncodeToString(sum[:]),
+		"BERTH.entries": strconv.Itoa(len(entries)), "BERTH.bytes": strconv.Itoa(total),
+		"BERTH.sha256": hex.EncodeToString(sum[:]),
 	}
 	for record, value := range last {
 		records[record] = value
@@ -113,7 +116,8 @@ func TestFormatIsTheOneThatIsDocumented(t *testing.T) {
 	holes := file(top+"/holes", "datamore").with("BERTH.size", "100000")
 	holes.PAXRecords["BERTH.data"] = "5000:4,99996:4"
 	s, err := restore(t, built([]string{h}, dir(top), file(top+"/a", "text"), linked(tar.TypeLink, top+"/b", top+"/a"),
-		dir(top+"/d"), file(top+"/d/e", "").with("SCHILY.xattr.user.x", "y"), linked(tar.TypeSymlink, top+"/l", "d"), holes), limits(h))
+		dir(top+"/d"), file(top+"/d/e", "").with("SCHILY.xattr.user.x", "y"), linked(tar.TypeSymlink, top+"/l", "d"),
+		holes), limits(h))
 	require.NoError(t, err)
 	require.Equal(t, 7, s.Entries)
 	text, err := os.ReadFile(h + "/holes")
@@ -127,7 +131,7 @@ func TestFormatIsTheOneThatIsDocumented(t *testing.T) {
 	var names []string
 	for {
 		h, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		require.NoError(t, err)
@@ -135,7 +139,9 @@ func TestFormatIsTheOneThatIsDocumented(t *testing.T) {
 			names = append(names, h.Name)
 		}
 	}
-	require.ElementsMatch(t, []string{top + "/", top + "/a", top + "/b", top + "/d/", top + "/d/e", top + "/holes", top + "/l"}, names)
+	require.ElementsMatch(t, []string{
+		top + "/", top + "/a", top + "/b", top + "/d/", top + "/d/e", top + "/holes", top + "/l",
+	}, names)
 	require.Equal(t, top+"/", names[0])
 }
 
@@ -165,60 +171,125 @@ func TestHostileArchivesChangeNothingOutside(t *testing.T) {
 		entries []entry
 		want    error
 	}{
-		"parent of the path":           {[]entry{dir(top), file(top+"/../outside/new", "x")}, archive.ErrNotAllowed},
-		"dots at the end":              {[]entry{dir(top), dir(top + "/..")}, archive.ErrNotAllowed},
-		"dot":                          {[]entry{dir(top), dir(top + "/.")}, archive.ErrNotAllowed},
-		"double slash":                 {[]entry{dir(top), dir(top + "//a")}, archive.ErrNotAllowed},
-		"empty name":                   {[]entry{dir(top), file("", "x")}, archive.ErrNotAllowed},
-		"slash only":                   {[]entry{dir(top), dir("")}, archive.ErrNotAllowed},
-		"only dots":                    {[]entry{dir(top), file("../../../../../../.."+outside+"/new", "x")}, archive.ErrNotAllowed},
+		"parent of the path": {[]entry{dir(top), file(top+"/../outside/new", "x")}, archive.ErrNotAllowed},
+		"dots at the end":    {[]entry{dir(top), dir(top + "/..")}, archive.ErrNotAllowed},
+		"dot":                {[]entry{dir(top), dir(top + "/.")}, archive.ErrNotAllowed},
+		"double slash":       {[]entry{dir(top), dir(top + "//a")}, archive.ErrNotAllowed},
+		"empty name":         {[]entry{dir(top), file("", "x")}, archive.ErrNotAllowed},
+		"slash only":         {[]entry{dir(top), dir("")}, archive.ErrNotAllowed},
+		"only dots": {
+			[]entry{dir(top), file("../../../../../../.."+outside+"/new", "x")},
+			archive.ErrNotAllowed,
+		},
 		"absolute":                     {[]entry{dir(top), file(outside+"/new", "x")}, archive.ErrNotAllowed},
 		"absolute path of the archive": {[]entry{dir("/" + top)}, archive.ErrNotAllowed},
 		"other directory":              {[]entry{dir(out), file(out+"/new", "x")}, archive.ErrNotAllowed},
 		"directory with that prefix":   {[]entry{dir(top + "-outside")}, archive.ErrNotAllowed},
 		"the directory above":          {[]entry{dir(filepath.Dir(top))}, archive.ErrNotAllowed},
-		"file through a symbolic link": {[]entry{dir(top), linked(tar.TypeSymlink, top+"/l", outside), file(top+"/l/new", "x")}, archive.ErrCorrupt},
-		"directory over a symbolic link": {[]entry{dir(top), linked(tar.TypeSymlink, top+"/l", outside), dir(top + "/l"), file(top+"/l/new", "x")},
-			archive.ErrCorrupt},
-		"file over a symbolic link": {[]entry{dir(top), linked(tar.TypeSymlink, top+"/l", outside+"/file"), file(top+"/l", "x")},
-			archive.ErrCorrupt},
-		"path that is a symbolic link":   {[]entry{linked(tar.TypeSymlink, top, outside)}, archive.ErrNotAllowed},
-		"hard link to outside":           {[]entry{dir(top), linked(tar.TypeLink, top+"/l", out+"/file")}, archive.ErrNotAllowed},
-		"absolute hard link":             {[]entry{dir(top), linked(tar.TypeLink, top+"/l", outside+"/file")}, archive.ErrNotAllowed},
-		"hard link with dots":            {[]entry{dir(top), linked(tar.TypeLink, top+"/l", top+"/../outside/file")}, archive.ErrNotAllowed},
-		"hard link through a link":       {[]entry{dir(top), linked(tar.TypeSymlink, top+"/s", outside), linked(tar.TypeLink, top+"/l", top+"/s/file")}, archive.ErrCorrupt},
-		"hard link to a symbolic link":   {[]entry{dir(top), linked(tar.TypeSymlink, top+"/s", outside+"/file"), linked(tar.TypeLink, top+"/l", top+"/s")}, archive.ErrNotAllowed},
-		"hard link to a directory":       {[]entry{dir(top), linked(tar.TypeLink, top+"/l", top)}, archive.ErrNotAllowed},
-		"hard link to nothing":           {[]entry{dir(top), linked(tar.TypeLink, top+"/l", top+"/nothing")}, archive.ErrCorrupt},
-		"character device":               {[]entry{dir(top), device(tar.TypeChar)}, archive.ErrNotAllowed},
-		"block device":                   {[]entry{dir(top), device(tar.TypeBlock)}, archive.ErrNotAllowed},
-		"unknown type":                   {[]entry{dir(top), device('Z')}, archive.ErrCorrupt},
-		"file twice":                     {[]entry{dir(top), file(top+"/a", "x"), file(top+"/a", "y")}, archive.ErrCorrupt},
-		"path twice":                     {[]entry{dir(top), file(top+"/a", "x"), dir(top)}, archive.ErrCorrupt},
-		"directory twice":                {[]entry{dir(top), dir(top + "/a"), file(top+"/b", "x"), dir(top + "/a")}, archive.ErrCorrupt},
-		"file in a directory that ended": {[]entry{dir(top), dir(top + "/a"), file(top+"/b", "x"), file(top+"/a/c", "y")}, archive.ErrCorrupt},
-		"file in no directory":           {[]entry{file(top+"/a/b", "x")}, archive.ErrCorrupt},
-		"file in a file":                 {[]entry{dir(top), file(top+"/a", "x"), file(top+"/a/b", "x")}, archive.ErrCorrupt},
-		"deep":                           {deep, archive.ErrCorrupt},
-		"holes of GNU tar":               {[]entry{dir(top), file(top+"/a", "").with("GNU.sparse.realsize", "99999999")}, nil}, // the library drops it
-		"pieces that overlap":            {[]entry{dir(top), holes("100", "0:4,3:4")}, archive.ErrCorrupt},
-		"pieces beyond the end":          {[]entry{dir(top), holes("100", "0:4,97:4")}, archive.ErrCorrupt},
-		"pieces that overflow":           {[]entry{dir(top), holes("100", "0:4,9223372036854775807:4")}, archive.ErrCorrupt},
-		"long pieces":                    {[]entry{dir(top), holes("9223372036854775807", "0:9223372036854775807")}, archive.ErrCorrupt},
-		"negative pieces":                {[]entry{dir(top), holes("100", "-4:8")}, archive.ErrCorrupt},
-		"negative size":                  {[]entry{dir(top), holes("-1", "0:8")}, archive.ErrCorrupt},
-		"too little data":                {[]entry{dir(top), holes("100", "0:4")}, archive.ErrCorrupt},
-		"empty pieces":                   {[]entry{dir(top), holes("100", "0:4,4:0,4:4")}, archive.ErrCorrupt},
-		"no pieces":                      {[]entry{dir(top), holes("100", "x")}, archive.ErrCorrupt},
-		"many pieces":                    {[]entry{dir(top), holes("100", strings.Repeat("0:1,", 20_000)+"0:1")}, archive.ErrCorrupt},
-		"attribute of the kernel":        {[]entry{dir(top), file(top+"/a", "").with("SCHILY.xattr.security.capability", "x")}, archive.ErrNotAllowed},
-		"attribute of overlayfs":         {[]entry{dir(top).with("SCHILY.xattr.trusted.overlay.redirect", outside)}, archive.ErrNotAllowed},
-		"large attribute":                {[]entry{dir(top), file(top+"/a", "").with("SCHILY.xattr.user.x", strings.Repeat("x", 300_000))}, archive.ErrNotAllowed},
-		"large access control list":      {[]entry{dir(top), dir(top+"/a").with("SCHILY.xattr.system.posix_acl_default", strings.Repeat("x", 9000))}, archive.ErrNotAllowed},
-		"user beyond the last":           {[]entry{dir(top), changed(file(top+"/a", ""), func(h *tar.Header) { h.Uid, h.Format = 1<<32-1, tar.FormatPAX })}, archive.ErrCorrupt},
-		"negative group":                 {[]entry{dir(top), changed(file(top+"/a", ""), func(h *tar.Header) { h.Gid, h.Format = -1, tar.FormatGNU })}, archive.ErrCorrupt},
-		"mode of a device":               {[]entry{dir(top), changed(file(top+"/a", ""), func(h *tar.Header) { h.Mode = 0o20644 })}, archive.ErrCorrupt},
-		"long name":                      {[]entry{dir(top), file(top+"/"+strings.Repeat("x", 256), "")}, nil},
+		"file through a symbolic link": {
+			[]entry{dir(top), linked(tar.TypeSymlink, top+"/l", outside), file(top+"/l/new", "x")},
+			archive.ErrCorrupt,
+		},
+		"directory over a symbolic link": {
+			[]entry{dir(top), linked(tar.TypeSymlink, top+"/l", outside), dir(top + "/l"), file(top+"/l/new", "x")},
+			archive.ErrCorrupt,
+		},
+		"file over a symbolic link": {
+			[]entry{dir(top), linked(tar.TypeSymlink, top+"/l", outside+"/file"), file(top+"/l", "x")},
+			archive.ErrCorrupt,
+		},
+		"path that is a symbolic link": {[]entry{linked(tar.TypeSymlink, top, outside)}, archive.ErrNotAllowed},
+		"hard link to outside": {
+			[]entry{dir(top), linked(tar.TypeLink, top+"/l", out+"/file")},
+			archive.ErrNotAllowed,
+		},
+		"absolute hard link": {
+			[]entry{dir(top), linked(tar.TypeLink, top+"/l", outside+"/file")},
+			archive.ErrNotAllowed,
+		},
+		"hard link with dots": {
+			[]entry{dir(top), linked(tar.TypeLink, top+"/l", top+"/../outside/file")},
+			archive.ErrNotAllowed,
+		},
+		"hard link through a link": {
+			[]entry{dir(top), linked(tar.TypeSymlink, top+"/s", outside), linked(tar.TypeLink, top+"/l", top+"/s/file")},
+			archive.ErrCorrupt,
+		},
+		"hard link to a symbolic link": {
+			[]entry{dir(top), linked(tar.TypeSymlink, top+"/s", outside+"/file"), linked(tar.TypeLink, top+"/l", top+"/s")},
+			archive.ErrNotAllowed,
+		},
+		"hard link to a directory": {[]entry{dir(top), linked(tar.TypeLink, top+"/l", top)}, archive.ErrNotAllowed},
+		"hard link to nothing": {
+			[]entry{dir(top), linked(tar.TypeLink, top+"/l", top+"/nothing")},
+			archive.ErrCorrupt,
+		},
+		"character device": {[]entry{dir(top), device(tar.TypeChar)}, archive.ErrNotAllowed},
+		"block device":     {[]entry{dir(top), device(tar.TypeBlock)}, archive.ErrNotAllowed},
+		"unknown type":     {[]entry{dir(top), device('Z')}, archive.ErrCorrupt},
+		"file twice":       {[]entry{dir(top), file(top+"/a", "x"), file(top+"/a", "y")}, archive.ErrCorrupt},
+		"path twice":       {[]entry{dir(top), file(top+"/a", "x"), dir(top)}, archive.ErrCorrupt},
+		"directory twice": {
+			[]entry{dir(top), dir(top + "/a"), file(top+"/b", "x"), dir(top + "/a")},
+			archive.ErrCorrupt,
+		},
+		"file in a directory that ended": {
+			[]entry{dir(top), dir(top + "/a"), file(top+"/b", "x"), file(top+"/a/c", "y")},
+			archive.ErrCorrupt,
+		},
+		"file in no directory": {[]entry{file(top+"/a/b", "x")}, archive.ErrCorrupt},
+		"file in a file":       {[]entry{dir(top), file(top+"/a", "x"), file(top+"/a/b", "x")}, archive.ErrCorrupt},
+		"deep":                 {deep, archive.ErrCorrupt},
+		// the library drops it
+		"holes of GNU tar": {
+			[]entry{dir(top), file(top+"/a", "").with("GNU.sparse.realsize", "99999999")},
+			nil,
+		},
+		"pieces that overlap":   {[]entry{dir(top), holes("100", "0:4,3:4")}, archive.ErrCorrupt},
+		"pieces beyond the end": {[]entry{dir(top), holes("100", "0:4,97:4")}, archive.ErrCorrupt},
+		"pieces that overflow":  {[]entry{dir(top), holes("100", "0:4,9223372036854775807:4")}, archive.ErrCorrupt},
+		"long pieces": {
+			[]entry{dir(top), holes("9223372036854775807", "0:9223372036854775807")},
+			archive.ErrCorrupt,
+		},
+		"negative pieces": {[]entry{dir(top), holes("100", "-4:8")}, archive.ErrCorrupt},
+		"negative size":   {[]entry{dir(top), holes("-1", "0:8")}, archive.ErrCorrupt},
+		"too little data": {[]entry{dir(top), holes("100", "0:4")}, archive.ErrCorrupt},
+		"empty pieces":    {[]entry{dir(top), holes("100", "0:4,4:0,4:4")}, archive.ErrCorrupt},
+		"no pieces":       {[]entry{dir(top), holes("100", "x")}, archive.ErrCorrupt},
+		"many pieces": {
+			[]entry{dir(top), holes("100", strings.Repeat("0:1,", 20_000)+"0:1")},
+			archive.ErrCorrupt,
+		},
+		"attribute of the kernel": {
+			[]entry{dir(top), file(top+"/a", "").with("SCHILY.xattr.security.capability", "x")},
+			archive.ErrNotAllowed,
+		},
+		"attribute of overlayfs": {
+			[]entry{dir(top).with("SCHILY.xattr.trusted.overlay.redirect", outside)},
+			archive.ErrNotAllowed,
+		},
+		"large attribute": {
+			[]entry{dir(top), file(top+"/a", "").with("SCHILY.xattr.user.x", strings.Repeat("x", 300_000))},
+			archive.ErrNotAllowed,
+		},
+		"large access control list": {
+			[]entry{dir(top), dir(top+"/a").with("SCHILY.xattr.system.posix_acl_default", strings.Repeat("x", 9000))},
+			archive.ErrNotAllowed,
+		},
+		"user beyond the last": {
+			[]entry{dir(top), changed(file(top+"/a", ""), func(h *tar.Header) { h.Uid, h.Format = 1<<32-1, tar.FormatPAX })},
+			archive.ErrCorrupt,
+		},
+		"negative group": {
+			[]entry{dir(top), changed(file(top+"/a", ""), func(h *tar.Header) { h.Gid, h.Format = -1, tar.FormatGNU })},
+			archive.ErrCorrupt,
+		},
+		"mode of a device": {
+			[]entry{dir(top), changed(file(top+"/a", ""), func(h *tar.Header) { h.Mode = 0o20644 })},
+			archive.ErrCorrupt,
+		},
+		"long name": {[]entry{dir(top), file(top+"/"+strings.Repeat("x", 256), "")}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stream := built([]string{h}, c.entries...)
@@ -262,10 +333,12 @@ func TestFirstAndLastEntriesAreChecked(t *testing.T) {
 		"no compression": {bytes.Repeat([]byte("plain text "), 100), archive.ErrCorrupt, ""},
 		"no tar":         {compressed(bytes.Repeat([]byte("plain text "), 100)), archive.ErrCorrupt, ""},
 		"empty tar":      {compressed(make([]byte, 1024)), archive.ErrCorrupt, "without its last entry"},
-		"other tar":      {builtWith(first("comment", "x"), nil), archive.ErrCorrupt, "its first entry is not that of an archive"},
-		"next version":   {builtWith(first("BERTH.version", "2", "BERTH.path.0", h), nil), archive.ErrVersion, `it is "2", and this agent reads 1`},
-		"no paths":       {builtWith(first("BERTH.version", "1"), nil), archive.ErrCorrupt, "0 paths"},
-		"other record":   {builtWith(first("BERTH.version", "1", "BERTH.path.0", h, "BERTH.path.2", h), nil), archive.ErrCorrupt, "records"},
+		"other tar":      {builtWith(first("comment", "x"), nil), archive.ErrCorrupt, "its first entry is not"},
+		"next version": {builtWith(first("BERTH.version", "2", "BERTH.path.0", h), nil), archive.ErrVersion,
+			`it is "2", and this agent reads 1`},
+		"no paths": {builtWith(first("BERTH.version", "1"), nil), archive.ErrCorrupt, "0 paths"},
+		"other record": {builtWith(first("BERTH.version", "1", "BERTH.path.0", h, "BERTH.path.2", h), nil),
+			archive.ErrCorrupt, "records"},
 		"path twice":     {built([]string{h, h}), archive.ErrNotAllowed, ""},
 		"another path":   {built([]string{outside}), archive.ErrNotAllowed, "which is not in archive.Options.Paths"},
 		"a second path":  {built([]string{h, outside}), archive.ErrNotAllowed, "which is not in archive.Options.Paths"},
@@ -285,6 +358,8 @@ func TestFirstAndLastEntriesAreChecked(t *testing.T) {
 	}
 
 	whole := builtWith(good, nil, dir(top))
+	plain := decompressed(t, whole)
+	again := entry{Header: tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: good}}
 	for name, stream := range map[string][]byte{
 		"entries":                    builtWith(good, first("BERTH.entries", "2"), dir(top)),
 		"bytes":                      builtWith(good, first("BERTH.bytes", "1"), dir(top)),
@@ -293,8 +368,8 @@ func TestFirstAndLastEntriesAreChecked(t *testing.T) {
 		"bytes behind the stream":    append(whole[:len(whole):len(whole)], "x"...),
 		"a second stream":            append(whole[:len(whole):len(whole)], whole...),
 		"bytes behind the tar":       compressed(append(decompressed(t, whole), "x"...)),
-		"entries behind the last":    compressed(append(bytes.TrimSuffix(decompressed(t, whole), make([]byte, 1024)), decompressed(t, whole)...)),
-		"a first entry as the last":  builtWith(good, nil, dir(top), entry{Header: tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: good}}),
+		"entries behind the last":    compressed(append(plain[:len(plain)-1024:len(plain)-1024], plain...)),
+		"a first entry as the last":  builtWith(good, nil, dir(top), again),
 		"checksum of the decompress": append(whole[:len(whole)-1:len(whole)-1], whole[len(whole)-1]^1),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -417,7 +492,8 @@ func TestBombsEndAtTheBounds(t *testing.T) {
 	records = records[:len(records)-512] // without the entry that they are for
 	var names []byte
 	for i := range 200_000 {
-		names = append(names, headers(tar.Header{Typeflag: tar.TypeSymlink, Name: fmt.Sprintf("%s/%d", top, i), Linkname: "x"})...)
+		link := linked(tar.TypeSymlink, fmt.Sprintf("%s/%d", top, i), "x")
+		names = append(names, headers(link.Header)...)
 		if len(names) > 20<<20 {
 			break
 		}
@@ -427,8 +503,10 @@ func TestBombsEndAtTheBounds(t *testing.T) {
 		plain io.Reader
 		want  error
 	}{
-		"zeros for a file": {io.MultiReader(bytes.NewReader(sized(huge, 1<<28)), &repeated{text: make([]byte, 1<<16), left: 1 << 28}),
-			archive.ErrTooLarge},
+		"zeros for a file": {
+			io.MultiReader(bytes.NewReader(sized(huge, 1<<28)), &repeated{text: make([]byte, 1<<16), left: 1 << 28}),
+			archive.ErrTooLarge,
+		},
 		"a huge file without data": {bytes.NewReader(sized(huge, 1<<28)), archive.ErrTooLarge},
 		"headers only":             {bytes.NewReader(names), archive.ErrTooManyFiles},
 		"records without an entry": {&repeated{text: records, left: 1 << 28}, archive.ErrTooLarge},
@@ -475,7 +553,8 @@ func sized(header []byte, size int64) []byte {
 // Invariant: P30
 func TestStreamWithoutContentsEndsAtABound(t *testing.T) {
 	h := home(t)
-	skipped := append([]byte{0x50, 0x2a, 0x4d, 0x18, 0, 0, 1, 0}, make([]byte, 1<<16)...) // a frame that decompressors skip
+	// A frame that decompressors skip.
+	skipped := append([]byte{0x50, 0x2a, 0x4d, 0x18, 0, 0, 1, 0}, make([]byte, 1<<16)...)
 	o := limits(h)
 	o.MaxBytes = 8 << 20
 	r := &repeated{text: skipped, left: 1 << 40}

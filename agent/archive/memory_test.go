@@ -33,7 +33,7 @@ func TestBothNeedLessThan64MBOfMemory(t *testing.T) {
 		"records of 1 MB in deep directories": func(_ *testing.T, h string) io.Reader {
 			top := h[1:]
 			entries := []entry{dir(top)}
-			for range 200 {
+			for range files / 25 {
 				d := dir(entries[len(entries)-1].Name + fmt.Sprintf("%0250d", 1))
 				d.Linkname = string(attribute)
 				entries = append(entries, d.with("comment", string(bytes.Repeat(attribute, 3))))

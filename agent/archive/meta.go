@@ -31,7 +31,8 @@ func metaOf(h *tar.Header) (*meta, error) {
 		return nil, fmt.Errorf("%w: entry %.300q is a device", ErrNotAllowed, m.name)
 	}
 	if h.Mode&^0o7777 != 0 || h.Uid < 0 || h.Uid > most || h.Gid < 0 || h.Gid > most {
-		return nil, fmt.Errorf("%w: entry %.300q has mode %o, owner %d and group %d", ErrCorrupt, m.name, h.Mode, h.Uid, h.Gid)
+		return nil, fmt.Errorf("%w: entry %.300q has mode %o, owner %d and group %d",
+			ErrCorrupt, m.name, h.Mode, h.Uid, h.Gid)
 	}
 	total := 0
 	for record, value := range h.PAXRecords {

@@ -36,7 +36,8 @@ func give(t *testing.T, names ...string) {
 // Invariant: P30
 func TestAgentThatIsNotRootKeepsTheSame(t *testing.T) {
 	dir := theirHome(t)
-	cmd := command(program(t), unprivileged, "-test.run", "^(TestFilesOfEveryKind|TestWhatIsNotKept|TestSeveralPaths|TestFlipped)", "-test.v")
+	const tests = "^(TestFilesOfEveryKind|TestWhatIsNotKept|TestSeveralPaths|TestFlipped)"
+	cmd := command(program(t), unprivileged, "-test.run", tests, "-test.v")
 	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))

@@ -108,7 +108,7 @@ func (a *writer) path(i int) error {
 	parent, err := openParent(p, false)
 	var x *unix.Statx_t
 	if err == nil {
-		defer unix.Close(parent)
+		defer func() { _ = unix.Close(parent) }()
 		x, err = statAt(parent, path.Base(p))
 	}
 	switch {
