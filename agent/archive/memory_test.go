@@ -12,6 +12,9 @@ import (
 
 // The bound is that of the package comment. Times are reported only: they are those of the disk.
 func TestBothNeedLessThan64MBOfMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes seconds")
+	}
 	exe := program(t)
 	megabytes, files := 100, 5000
 	if raced { // memory is not compared, and everything takes long

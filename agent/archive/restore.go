@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -253,19 +254,29 @@ func (s *restorer) entry(h *tar.Header) error {
 			err = s.ownLink(l.fd, base, m)
 		}
 	case tar.TypeFifo:
-		if err = unix.Mknodat(l.fd, base, unix.S_IFIFO|0o600, 0); err == nil {
-			flags := unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOFOLLOW | unix.O_CLOEXEC
-			var fd int
-			if fd, err = retried(func() (int, error) { return unix.Openat(l.fd, base, flags, 0) }); err == nil {
-				err = s.finish(fd, m)
-			}
-		}
+		err = s.fifo(l, base, m)
 	case tar.TypeLink:
 		err = s.hardLink(l, base, h.Linkname)
 	default:
 		return fmt.Errorf("%w: entry %.300q has the type %q", ErrCorrupt, name, h.Typeflag)
 	}
 	return s.made(l, name, err)
+}
+
+func (s *restorer) fifo(l *level, base string, m *meta) error {
+	if err := unix.Mknodat(l.fd, base, unix.S_IFIFO|0o600, 0); err != nil {
+		return err
+	}
+	flags := unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := retried(func() (int, error) { return unix.Openat(l.fd, base, flags, 0) })
+	if err != nil {
+		return err
+	}
+	if x, err := statAt(fd, ""); err != nil || x.Mode&unix.S_IFMT != unix.S_IFIFO {
+		_ = unix.Close(fd)
+		return cmp.Or(err, error(unix.EBUSY))
+	}
+	return s.finish(fd, m)
 }
 
 // made returns what the error of making an entry means.
@@ -394,6 +405,8 @@ func (s *restorer) openDirectory(l, in *level, base string) error {
 		case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
 			l.foreign, err = true, nil
 		case err == nil:
+			// A process of its owner could put something else in the way meanwhile.
+			_ = unix.Fchown(fd, os.Geteuid(), os.Getegid())
 			err = removeAttributes(fd)
 		}
 	}
