@@ -68,7 +68,7 @@ test-short:
 	go test -short ./...
 
 # Package below ./agent, and target.
-AGENT_FUZZ := ./FuzzRequestsWithoutToken accounts/FuzzAddDefault accounts/FuzzLookup accounts/FuzzNamed \
+AGENT_FUZZ := ./FuzzRequestsWithoutToken accounts/FuzzAddDefault accounts/FuzzLookup accounts/FuzzNamed archive/FuzzRestore \
 	files/FuzzCalls files/FuzzCheckSignature files/FuzzDownload files/FuzzResolve files/FuzzUpload \
 	initbox/FuzzOpen initbox/FuzzOpenContents initbox/FuzzOpenOrder initbox/FuzzOpenOrderContents process/FuzzCalls process/FuzzStart
 
