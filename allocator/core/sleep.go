@@ -36,9 +36,9 @@ func (c *Core) fallAsleep(ev Sleep) {
 		return
 	case sb.Sleeps():
 		e.Status = CallAsleep
-	case sb.Agent.Port == 0:
-		e.Status, e.Why = CallUnfit, "its pod has no agent; enable spec.agent of its pool"
-	case !sb.CanSleep():
+	case c.sandboxes.CannotSleep(sb) != "":
+		e.Status, e.Why = CallUnfit, c.sandboxes.CannotSleep(sb)
+	case !c.sandboxes.CanSleep(sb):
 		e.Why = "it does not run yet"
 	default:
 		if e.Why = c.cannotClose(); e.Why == "" {
@@ -112,7 +112,7 @@ func (c *Core) tickClosings() {
 
 // tired has a sandbox sleep whose end has come.
 func (c *Core) tired(sb *sandboxes.Sandbox) {
-	if !sb.CanSleep() {
+	if !c.sandboxes.CanSleep(sb) {
 		return
 	}
 	if c.cannotClose() != "" {

@@ -86,6 +86,40 @@ func TestSandboxIsFrozenWhenNoRouterHasItsRoute(t *testing.T) {
 	}
 }
 
+// The pool says that a template keeps its sandboxes awake. They end then where others would sleep.
+func TestSandboxOfAnUnfitTemplateNeverSleeps(t *testing.T) {
+	unfit := func(s *sim, template string) {
+		s.step(PoolSeen{Pool: changed(idlePool(1), func(p *Pool) {
+			p.Agent.Port, p.Template, p.CannotSleep = 49983, template, "spec.template.spec.containers[1]: two"
+		})})
+	}
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	unfit(s, "t1")
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
+	if a := one[SandboxCallAnswered](s); a.Status != CallUnfit || a.Why != "spec.template.spec.containers[1]: two" {
+		t.Errorf("%+v", a)
+	}
+	none[SendClose](s)
+	unfit(s, "t2") // its pod is of another template
+	s.asleep(sb.ID)
+
+	s, sb = sleepSim(t, fact.SleepPolicy{WhenIdle: true}, "q")
+	unfit(s, "t1")
+	s.pass(idleFor)
+	q := s.asks(1)
+	s.says(q, 1)
+	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != fact.ReasonIdleTimeout {
+		t.Errorf("%+v", r)
+	}
+
+	s, sb = sleepSim(t, fact.SleepPolicy{AtEnd: true})
+	unfit(s, "t1")
+	s.pass(time.Minute)
+	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != fact.ReasonEndTime {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestSleepIsRefusedWhileARouterIsAway(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{}, "q")
 	s.step(SessionLeft{Session: "q", Stream: 1})

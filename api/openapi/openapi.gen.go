@@ -1089,8 +1089,8 @@ type NewClaims struct {
 	// AtLeast How many are enough when waitTimeout is over. Absent: count.
 	AtLeast *int `json:"atLeast,omitempty"`
 
-	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool with an agent. Another pool answers 501 if it
-	// is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
+	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool whose sandboxes can sleep. Another pool
+	// answers 501 if it is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
 	AutoPause       *bool `json:"autoPause,omitempty"`
 	AutoPauseMemory *bool `json:"autoPauseMemory,omitempty"`
 	AutoResume      *struct {
@@ -1126,7 +1126,7 @@ type NewClaims struct {
 	MinBytesPerMinute *int64             `json:"minBytesPerMinute,omitempty"`
 	Network           *NewSandboxNetwork `json:"network,omitempty"`
 
-	// OnIdle What happens after the idle timeout. The default is that of the pool. Sleep needs a pool with an agent.
+	// OnIdle What happens after the idle timeout. The default is that of the pool. Sleep needs a pool whose sandboxes can sleep.
 	OnIdle *OnEnd `json:"onIdle,omitempty"`
 
 	// OnTimeout What happens at the timeout. As onIdle.
@@ -1194,8 +1194,8 @@ type NewSandbox struct {
 	Activity            *ActivityMode `json:"activity,omitempty"`
 	AllowInternetAccess *bool         `json:"allow_internet_access,omitempty"`
 
-	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool with an agent. Another pool answers 501 if it
-	// is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
+	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool whose sandboxes can sleep. Another pool
+	// answers 501 if it is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
 	AutoPause       *bool `json:"autoPause,omitempty"`
 	AutoPauseMemory *bool `json:"autoPauseMemory,omitempty"`
 	AutoResume      *struct {
@@ -1228,7 +1228,7 @@ type NewSandbox struct {
 	MinBytesPerMinute *int64             `json:"minBytesPerMinute,omitempty"`
 	Network           *NewSandboxNetwork `json:"network,omitempty"`
 
-	// OnIdle What happens after the idle timeout. The default is that of the pool. Sleep needs a pool with an agent.
+	// OnIdle What happens after the idle timeout. The default is that of the pool. Sleep needs a pool whose sandboxes can sleep.
 	OnIdle *OnEnd `json:"onIdle,omitempty"`
 
 	// OnTimeout What happens at the timeout. As onIdle.

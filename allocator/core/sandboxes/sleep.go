@@ -70,9 +70,22 @@ func (sb *Sandbox) MayWake() bool {
 	return sb.sleep != nil && (sb.sleep.why == WhenIdle || sb.Sleep.WakeOnTraffic || sb.Wakeable)
 }
 
-// CanSleep reports whether the sandbox runs and can be closed.
-func (sb *Sandbox) CanSleep() bool {
-	return sb.Phase == fact.Running && sb.sleep == nil && !sb.bound && !sb.asking && sb.Agent.Port != 0
+// CanSleep reports whether a sandbox runs and can be closed.
+func (t *Table) CanSleep(sb *Sandbox) bool {
+	return sb.Phase == fact.Running && sb.sleep == nil && !sb.bound && !sb.asking && t.CannotSleep(sb) == ""
+}
+
+// CannotSleep says why a sandbox cannot sleep for as long as it has its pod; empty: it can. The pool says that of pods of
+// its template. A pod of another template is taken for one that can, because a change of the pool must not end a sandbox
+// that was claimed to sleep.
+func (t *Table) CannotSleep(sb *Sandbox) string {
+	if sb.Agent.Port == 0 {
+		return "its pod has no agent; enable spec.agent of its pool"
+	}
+	if p := t.pods.Get(sb.Pod); p != nil && !p.Outdated() {
+		return p.Group().CannotSleep
+	}
+	return ""
 }
 
 // Close begins the sleep of a sandbox that can sleep. Routers get its route no more. A token other than 0 is answered
