@@ -12,12 +12,8 @@ import (
 // Sleep: see docs/design/sleep.md. Here the closing of a sandbox is tied to streams. Its ledger is one of fences, because
 // a closing waits for what a release waits for.
 
-const (
-	// closeWait bounds the closing of a sandbox. It opens again then.
-	closeWait = 30 * time.Second
-	// maxWaking bounds the sandboxes that requests have wake at one time. Calls are not bounded by it.
-	maxWaking = 200
-)
+// closeWait bounds the closing of a sandbox. It opens again then.
+const closeWait = 30 * time.Second
 
 // fallAsleep acts on a call that has a sandbox sleep.
 func (c *Core) fallAsleep(ev Sleep) {
@@ -125,10 +121,7 @@ func (c *Core) tired(sb *sandboxes.Sandbox) {
 // resolveSleeper answers a router that asks about a sandbox that sleeps. wake: a request that may reach it waits.
 func (c *Core) resolveSleeper(e *SendResolved, sb *sandboxes.Sandbox, wake bool) {
 	asked := wake && sb.MayWake() && !sb.Wakes()
-	if asked && c.sandboxes.CountWaking() < maxWaking {
-		c.sandboxes.Wake(sb, c.sandboxes.EndAfter(sb))
-		asked = false
-	}
+	busy := asked && !c.sandboxes.WakeForRequest(sb)
 	found := sb.Sandbox
 	if sb.Routable() {
 		e.Sandbox = &found
@@ -136,7 +129,7 @@ func (c *Core) resolveSleeper(e *SendResolved, sb *sandboxes.Sandbox, wake bool)
 	}
 	// Not Starting while it wakes: routers would let requests wait that may not reach it.
 	found.Wakeable = sb.MayWake() || sb.Wakes()
-	e.Sleeper, e.Busy = &found, asked
+	e.Sleeper, e.Busy = &found, busy
 }
 
 // sendCloses sends the routers the closings that have begun in this step. A close ends a question about the sandbox, as a

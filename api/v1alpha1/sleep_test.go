@@ -38,7 +38,7 @@ func TestPoolNamesEachFieldThatForbidsSleep(t *testing.T) {
 			p.Containers[0].Ports = []corev1.ContainerPort{{Name: "web", ContainerPort: 80}, {Name: "agent", ContainerPort: port}}
 			p.Containers[0].LivenessProbe = get(intstr.FromString("agent"), "")
 		}, nil},
-		"no agent": {func(s *v1alpha1.SandboxPoolSpec, _ *corev1.PodSpec) { s.Agent = nil }, []string{"spec.agent"}},
+		"no agent":             {func(s *v1alpha1.SandboxPoolSpec, _ *corev1.PodSpec) { s.Agent = nil }, []string{"spec.agent"}},
 		"an agent that is off": {func(s *v1alpha1.SandboxPoolSpec, _ *corev1.PodSpec) { s.Agent.Enabled = false }, []string{"spec.agent"}},
 		"a second container": {func(_ *v1alpha1.SandboxPoolSpec, p *corev1.PodSpec) {
 			p.Containers = append(p.Containers, corev1.Container{Name: "proxy"}, corev1.Container{Name: "logs"})
