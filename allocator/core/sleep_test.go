@@ -88,6 +88,8 @@ func TestSandboxIsFrozenWhenNoRouterHasItsRoute(t *testing.T) {
 }
 
 // The pool says that a template keeps its sandboxes awake. They end then where others would sleep.
+//
+// Invariant: P28
 func TestSandboxOfAnUnfitTemplateNeverSleeps(t *testing.T) {
 	unfit := func(s *sim, template string) {
 		s.step(PoolSeen{Pool: changed(idlePool(1), func(p *Pool) {

@@ -10,6 +10,7 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
+// Invariant: P28
 func TestPoolNamesEachFieldThatForbidsSleep(t *testing.T) {
 	const port = 49983
 	always := corev1.ContainerRestartPolicyAlways
