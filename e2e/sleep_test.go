@@ -7,14 +7,18 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/berth-sandbox/berth/agent/agentpb/process"
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -132,6 +136,48 @@ func TestPausedSandboxKeepsEverythingAndUsesNothing(t *testing.T) {
 	b.pause()
 	e.release(b.SandboxID)
 	e.gone(client, b.Sandbox)
+
+	want := []string{"created", "paused", "resumed", "paused", "resumed", "paused", "killed"}
+	e.eventually(func() error {
+		var events []openapi.LifecycleEvent
+		a := e.api(http.MethodGet, "/events/sandboxes/"+b.SandboxID+"?orderAsc=true", "")
+		if err := json.Unmarshal([]byte(a.body), &events); err != nil {
+			return fmt.Errorf("%d %s: %w", a.code, a.body, err)
+		}
+		var types []string
+		for _, event := range events {
+			types = append(types, strings.TrimPrefix(string(event.Type), "sandbox.lifecycle."))
+		}
+		if !slices.Equal(types, want) {
+			return fmt.Errorf("its events are %v", types)
+		}
+		return nil
+	})
+}
+
+// Invariant: P28
+func TestPoolThatCannotSleepNamesItsProbe(t *testing.T) {
+	onThisMachine(t, "the agent of a real cluster is in an image")
+	e := start(t, 0)
+	p := e.newPool(e.pool+"-unfit", 1)
+	agentPool(&p.Spec)
+	p.Spec.OnIdle = v1alpha1.OnEndSleep
+	p.Spec.Template.Spec.Containers[0].LivenessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{
+		TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(8080)},
+	}}
+	e.createPool(p)
+	const field = "spec.template.spec.containers[0].livenessProbe: "
+	e.eventually(func() error {
+		status := e.readPool(p.Name).Status
+		c := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolDegraded)
+		if c == nil || c.Reason != v1alpha1.PoolSleepRefused || !strings.Contains(c.Message, field) {
+			return fmt.Errorf("its conditions are %+v", status.Conditions)
+		}
+		return nil
+	})
+	refused := e.api(http.MethodPost, "/v2/sandboxes", `{"templateID":"`+p.Name+`","autoPause":true}`).refusal(t)
+	require.Equal(t, apierror.NotImplemented, refused.Reason)
+	require.Contains(t, refused.Message, "autoPause: "+field)
 }
 
 // Invariant: P27

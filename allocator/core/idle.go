@@ -75,7 +75,7 @@ func (c *Core) reapIdle() {
 func (c *Core) decide(v idle.Verdict) {
 	for _, id := range v.Idle {
 		switch s := c.sandboxes.Get(id); {
-		case !c.cfg.DryRun && s.Sleep.WhenIdle && s.CanSleep():
+		case !c.cfg.DryRun && s.Sleep.WhenIdle && c.sandboxes.CanSleep(s):
 			c.sandboxes.Close(s, sandboxes.WhenIdle, 0)
 		case !c.cfg.DryRun:
 			c.sandboxes.EndDue(s, sandboxes.Idle, c.idle.IdleAt(id), fact.Because(fact.ReasonIdleTimeout))

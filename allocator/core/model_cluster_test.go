@@ -271,6 +271,7 @@ func (w *world) changePool() {
 		p.Metadata = []string{"", "m1", "m2"}[w.draw(3)]
 	case n < 7:
 		p.Template, p.Agent.Port = "t"+strconv.Itoa(n-3), []uint16{0, 49983}[w.draw(2)]
+		p.CannotSleep = []string{"", "", "a probe"}[w.draw(3)]
 	case n < 9:
 		p.Template, p.Refused = "t"+strconv.Itoa(n-6), "refused"
 	case n < 11: // the same template under another policy, or one that was mended

@@ -101,6 +101,9 @@ func (w *world) sleepCall() {
 
 func (w *world) wakeCall() {
 	token, id := w.token(), w.anyID()
+	if ids := w.sleepers(); len(ids) > 0 && w.draw(4) > 0 { // most are awake
+		id = ids[w.draw(len(ids))]
+	}
 	w.kept[token] = keptCall{id: id, end: true}
 	w.step(SetTimeout{Token: token, Scope: everyTeam, ID: id, Lifetime: time.Duration(1+w.draw(4)) * 15 * time.Second, Extend: true, Wake: true})
 }

@@ -12,12 +12,8 @@ import (
 // Sleep: see docs/design/sleep.md. Here the closing of a sandbox is tied to streams. Its ledger is one of fences, because
 // a closing waits for what a release waits for.
 
-const (
-	// closeWait bounds the closing of a sandbox. It opens again then.
-	closeWait = 30 * time.Second
-	// maxWaking bounds the sandboxes that requests have wake at one time. Calls are not bounded by it.
-	maxWaking = 200
-)
+// closeWait bounds the closing of a sandbox. It opens again then.
+const closeWait = 30 * time.Second
 
 // fallAsleep acts on a call that has a sandbox sleep.
 func (c *Core) fallAsleep(ev Sleep) {
@@ -36,9 +32,9 @@ func (c *Core) fallAsleep(ev Sleep) {
 		return
 	case sb.Sleeps():
 		e.Status = CallAsleep
-	case sb.Agent.Port == 0:
-		e.Status, e.Why = CallUnfit, "its pod has no agent; enable spec.agent of its pool"
-	case !sb.CanSleep():
+	case c.sandboxes.CannotSleep(sb) != "":
+		e.Status, e.Why = CallUnfit, c.sandboxes.CannotSleep(sb)
+	case !c.sandboxes.CanSleep(sb):
 		e.Why = "it does not run yet"
 	default:
 		if e.Why = c.cannotClose(); e.Why == "" {
@@ -112,7 +108,7 @@ func (c *Core) tickClosings() {
 
 // tired has a sandbox sleep whose end has come.
 func (c *Core) tired(sb *sandboxes.Sandbox) {
-	if !sb.CanSleep() {
+	if !c.sandboxes.CanSleep(sb) {
 		return
 	}
 	if c.cannotClose() != "" {
@@ -125,10 +121,7 @@ func (c *Core) tired(sb *sandboxes.Sandbox) {
 // resolveSleeper answers a router that asks about a sandbox that sleeps. wake: a request that may reach it waits.
 func (c *Core) resolveSleeper(e *SendResolved, sb *sandboxes.Sandbox, wake bool) {
 	asked := wake && sb.MayWake() && !sb.Wakes()
-	if asked && c.sandboxes.CountWaking() < maxWaking {
-		c.sandboxes.Wake(sb, c.sandboxes.EndAfter(sb))
-		asked = false
-	}
+	busy := asked && !c.sandboxes.WakeForRequest(sb)
 	found := sb.Sandbox
 	if sb.Routable() {
 		e.Sandbox = &found
@@ -136,7 +129,7 @@ func (c *Core) resolveSleeper(e *SendResolved, sb *sandboxes.Sandbox, wake bool)
 	}
 	// Not Starting while it wakes: routers would let requests wait that may not reach it.
 	found.Wakeable = sb.MayWake() || sb.Wakes()
-	e.Sleeper, e.Busy = &found, asked
+	e.Sleeper, e.Busy = &found, busy
 }
 
 // sendCloses sends the routers the closings that have begun in this step. A close ends a question about the sandbox, as a

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -83,6 +84,42 @@ func TestSandboxIsFrozenWhenNoRouterHasItsRoute(t *testing.T) {
 	s.pass(time.Hour)
 	if got := s.view(sb.ID); got.Phase != Asleep {
 		t.Errorf("an hour later it is %+v", got)
+	}
+}
+
+// The pool says that a template keeps its sandboxes awake. They end then where others would sleep.
+//
+// Invariant: P28
+func TestSandboxOfAnUnfitTemplateNeverSleeps(t *testing.T) {
+	unfit := func(s *sim, template string) {
+		s.step(PoolSeen{Pool: changed(idlePool(1), func(p *Pool) {
+			p.Agent.Port, p.Template, p.CannotSleep = 49983, template, "spec.template.spec.containers[1]: two"
+		})})
+	}
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	unfit(s, "t1")
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
+	if a := one[SandboxCallAnswered](s); a.Status != CallUnfit || a.Why != "spec.template.spec.containers[1]: two" {
+		t.Errorf("%+v", a)
+	}
+	none[SendClose](s)
+	unfit(s, "t2") // its pod is of another template
+	s.asleep(sb.ID)
+
+	s, sb = sleepSim(t, fact.SleepPolicy{WhenIdle: true}, "q")
+	unfit(s, "t1")
+	s.pass(idleFor)
+	q := s.asks(1)
+	s.says(q, 1)
+	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != fact.ReasonIdleTimeout {
+		t.Errorf("%+v", r)
+	}
+
+	s, sb = sleepSim(t, fact.SleepPolicy{AtEnd: true})
+	unfit(s, "t1")
+	s.pass(time.Minute)
+	if r := one[SandboxReleased](s); r.Sandbox.ID != sb.ID || r.Sandbox.Reason != fact.ReasonEndTime {
+		t.Errorf("%+v", r)
 	}
 }
 
@@ -325,6 +362,128 @@ func TestReleaseEndsEveryPhaseOfSleep(t *testing.T) {
 	s.acked("q", 1)
 	s.pass(window)
 	none[Freeze](s)
+}
+
+// Invariant: P27
+func TestNoTeamTakesAllPlacesToWake(t *testing.T) {
+	s := newSim(t)
+	s.unchecked = true
+	var pods []Pod
+	var facts []Fact
+	teams := map[string]int{"a": 150, "b": 60, "": 3}
+	ids := map[string][]string{}
+	for _, team := range []string{"a", "b", ""} {
+		for range teams[team] {
+			i := len(facts)
+			name, id := fmt.Sprintf("a-%d", i), fmt.Sprintf("id-%d", i)
+			f := on(name, id)
+			sb := sandboxOf(f)
+			sb.Agent.Port, sb.Phase, sb.Wakeable, sb.Team, sb.IP = 49983, Asleep, true, team, address(i)
+			facts, ids[team] = append(facts, f), append(ids[team], id)
+			pods = append(pods, with(warmPod(name), func(p *Pod) { p.AgentPort, p.Used, p.IP = 49983, true, address(i) }))
+		}
+	}
+	s.recover([]Pool{specA(0)}, pods, facts...)
+	s.joinAndReport("q", 1)
+	thaws := map[string]Thaw{}
+	wake := func(team string, want int) {
+		t.Helper()
+		woken := 0
+		for _, id := range ids[team] {
+			s.step(Resolve{Session: "q", Stream: 1, ID: id, Wake: true})
+			if all := of[Thaw](s.effects); len(all) > 0 {
+				thaws[id] = all[0]
+				woken++
+			} else if s.view(id).Phase == Asleep && !one[SendResolved](s).Busy {
+				t.Fatalf("team %q: %s is not woken, and not busy", team, id)
+			}
+		}
+		if woken != want {
+			t.Errorf("team %q: %d are woken, not %d", team, woken, want)
+		}
+	}
+	wake("a", 100)
+	wake("b", 50)
+	wake("", 3)
+	for _, id := range ids["a"][:80] {
+		s.step(Thawed{ID: id, Revision: thaws[id].Sandbox.Revision, OK: true})
+	}
+	wake("a", 50)
+	wake("b", 10)
+	for _, id := range ids["a"][:80] { // their places do not stay with those that run or have ended
+		s.release(id)
+	}
+	for id, thaw := range thaws {
+		s.step(Thawed{ID: id, Revision: thaw.Sandbox.Revision, OK: true})
+	}
+	checkTables(t, s.core)
+}
+
+// A call takes no place, and neither does a request that keeps a sandbox from falling asleep.
+func TestPlacesAreOfWakesByRequestsAlone(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{WakeOnTraffic: true})
+	s.asleep(sb.ID)
+	s.step(SetTimeout{Token: 9, Scope: everyTeam, ID: sb.ID, Lifetime: time.Hour, Wake: true})
+	if n := s.core.sandboxes.Places(); n != 0 {
+		t.Errorf("a call has %d", n)
+	}
+	s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, OK: true})
+	s.asleep(sb.ID)
+	s.joinAndReport("q", 1)
+	for range 2 {
+		s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true})
+		if n := s.core.sandboxes.Places(); n != 1 {
+			t.Errorf("requests for one sandbox have %d", n)
+		}
+	}
+	s.release(sb.ID)
+	if n := s.core.sandboxes.Places(); n != 0 {
+		t.Errorf("a released sandbox has %d", n)
+	}
+}
+
+// Requests that come again and again have a sandbox wake no more often than its own timeouts allow.
+func TestWokenSandboxRunsForItsWholeTimeout(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{WhenIdle: true}, "q")
+	sleeps := func() { // its verdict, and the freeze
+		t.Helper()
+		q := s.asks(1)
+		s.says(q, 1)
+		s.acked("q", 1)
+		s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
+	}
+	s.pass(idleFor)
+	sleeps()
+	for range 3 {
+		s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true})
+		s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, OK: true})
+		s.pass(idleFor - 1)
+		none[SendQuiesce](s)
+		s.pass(1)
+		sleeps()
+	}
+
+	s, sb = sleepSim(t, fact.SleepPolicy{AtEnd: true, WakeOnTraffic: true}, "q")
+	for range 3 {
+		woken := s.now.Wall
+		for s.pass(time.Second); len(of[SendClose](s.effects)) == 0; s.pass(time.Second) { // it is in use meanwhile
+			if all := of[SendQuiesce](s.effects); len(all) > 0 {
+				s.says(all[0], 1, Activity{ID: sb.ID})
+			}
+			s.ping("q", 1)
+			if s.now.Wall.After(woken.Add(2 * time.Minute)) {
+				t.Fatal("it does not sleep")
+			}
+		}
+		if ran := s.now.Wall.Sub(woken); ran < time.Minute {
+			t.Errorf("it ran for %v", ran)
+		}
+		s.acked("q", 1)
+		s.pass(window)
+		s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
+		s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true})
+		s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, OK: true})
+	}
 }
 
 // A close ends a question about the sandbox. Otherwise routers would hold its requests for ever.

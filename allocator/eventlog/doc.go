@@ -3,8 +3,9 @@
 //
 // The log derives events and does not remember them. [Log.Tell] gets every durable state of every sandbox, in the order
 // of the journal, and one goroutine compares each state with what the log has told of the sandbox: a sandbox that it
-// does not know was created, another end is an update, a release is a kill. A new leader gives [Log.Recover] the states
-// that the journal and the Sandbox objects show. The log derives from them what the earlier leader did not write any more.
+// does not know was created, another end is an update, a sleep is a pause, the end of that is a resume, and a release is
+// a kill. A new leader gives [Log.Recover] the states that the journal and the Sandbox objects show. The log derives from
+// them what the earlier leader did not write any more.
 //
 // # States
 //
@@ -22,7 +23,8 @@
 // spec.through of the newest segment is the revision of the last state that was compared. States are compared in the
 // order of their revisions, and the events of one state are in one write. So every state of a revision up to through is
 // told, and a new leader compares those above it. What it cannot tell it tells again: an event has an ID that is made
-// from the sandbox, the type and, for an update, the end. The same event has the same ID under every leader.
+// from the sandbox, the type and, for an update, the end, or, for a pause and its resume, the time of the pause. The same
+// event has the same ID under every leader.
 //
 // # Guarantees
 //
@@ -30,6 +32,8 @@
 //     order, also if the leader ends at any moment. A reader may find an event twice, with the same ID.
 //   - Updates that a leader did not write before its end collapse to the newest end. After a change of leaders an update
 //     may come again.
+//   - Pauses and resumes of a sandbox alternate, and the last one tells whether it is asleep. A sleep that has ended before
+//     a leader could tell it is not told.
 //   - A log that cannot be written delays no claim and no release. [Log.Stored] says what still waits, so that the Sandbox
 //     object stays from which the next leader would derive it.
 //   - Memory and the bytes in etcd are bounded, also by what metadata a claim can have.

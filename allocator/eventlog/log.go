@@ -350,6 +350,10 @@ func (k *known) note(e *Event) {
 	switch e.Type {
 	case Created, Updated:
 		k.end = e.End
+	case Paused:
+		k.asleep = e.At
+	case Resumed:
+		k.end, k.asleep, k.woken = e.End, 0, e.At
 	case Killed:
 		k.killed = true
 	}

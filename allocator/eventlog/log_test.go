@@ -56,6 +56,19 @@ func (w *world) move(s fact.Sandbox, end time.Duration) *fact.Sandbox {
 	return w.commit(s)
 }
 
+func (w *world) sleep(s fact.Sandbox) *fact.Sandbox {
+	s.Phase, s.AsleepAt, s.EndAt = fact.Asleep, time.Now(), time.Time{}
+	return w.commit(s)
+}
+
+// wake returns the states of a wake.
+func (w *world) wake(s fact.Sandbox) (waking, running *fact.Sandbox) {
+	s.Phase, s.EndAt = fact.Waking, time.Now().Add(time.Hour)
+	waking = w.commit(s)
+	s.Phase, s.AsleepAt = fact.Running, time.Time{}
+	return waking, w.commit(s)
+}
+
 func (w *world) release(s fact.Sandbox) *fact.Sandbox {
 	s.Phase, s.ReleasedAt, s.Cause = fact.Released, time.Now(), fact.Because(fact.ReasonKilled)
 	return w.commit(s)
@@ -106,8 +119,18 @@ func judge(t testing.TB, events []Event, all map[string]*fact.Sandbox) {
 		told := of[id]
 		require.NotEmpty(t, told, id)
 		require.Equal(t, Created, told[0].Type, id)
-		end := int64(0)
+		end, asleep := int64(0), int64(0)
 		for i, e := range told {
+			switch e.Type {
+			case Paused:
+				require.Zero(t, asleep, "it is paused twice")
+				asleep = e.At
+				continue
+			case Resumed:
+				require.Equal(t, asleep, e.Paused, "a resume follows its pause")
+				require.NotZero(t, asleep)
+				asleep = 0
+			}
 			if e.Type == Killed {
 				require.True(t, s.Phase >= fact.Released, "it was not released")
 				require.Equal(t, i, slices.IndexFunc(told, func(x Event) bool { return x.Type == Killed }), "it is killed twice in one log")
@@ -118,7 +141,10 @@ func judge(t testing.TB, events []Event, all map[string]*fact.Sandbox) {
 		}
 		if s.Phase >= fact.Released {
 			require.Equal(t, Killed, told[len(told)-1].Type, id)
-		} else {
+			continue
+		}
+		require.Equal(t, micros(s.AsleepAt), asleep, "it is told whether it sleeps, and since when")
+		if asleep == 0 {
 			require.Equal(t, micros(s.EndAt), end, "the newest end is told")
 		}
 	}
@@ -145,7 +171,14 @@ func TestNoEventIsLostOverChangesOfLeaders(t *testing.T) {
 				}
 				if n := len(live); n > 0 {
 					s := *live[random.IntN(n)]
-					if random.IntN(2) == 0 {
+					switch asleep := s.Phase == fact.Asleep; {
+					case asleep && random.IntN(2) == 0:
+						waking, running := w.wake(s)
+						states, s = append(states, waking, running), *running
+					case !asleep && random.IntN(3) == 0:
+						s = *w.sleep(s)
+						states = append(states, w.states[s.ID])
+					case !asleep && random.IntN(2) == 0:
 						s = *w.move(s, time.Duration(1+random.IntN(1000))*time.Minute)
 						states = append(states, w.states[s.ID])
 					}
@@ -454,4 +487,102 @@ func BenchmarkLoad(b *testing.B) {
 		require.NoError(b, err)
 		require.NoError(b, l.load(b.Context()))
 	}
+}
+
+// The end that a sleep takes away, and that a wake sets, is no update.
+//
+// Invariant: P20
+func TestSleepAndWakeAreAPauseAndAResume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, store := newWorld(), newMemory()
+		l := w.lead(t, store)
+		s := w.claim()
+		s.Workload = &fact.Workload{Limits: fact.Resources{CPU: "2", Memory: "1Gi"}}
+		l.Tell(s)
+		time.Sleep(time.Minute)
+		asleep := w.sleep(*s)
+		l.Tell(asleep)
+		time.Sleep(time.Hour)
+		waking, running := w.wake(*asleep)
+		l.Tell(waking, running)
+		time.Sleep(30 * time.Second)
+		again := w.sleep(*running)
+		l.Tell(again)
+		time.Sleep(time.Hour)
+		l.Tell(w.release(*again))
+		time.Sleep(time.Minute)
+		told := l.everything(t)
+		l.stop()
+		var types []Type
+		for i := range told {
+			types = append(types, told[i].Type)
+		}
+		require.Equal(t, []Type{Created, Paused, Resumed, Paused, Killed}, types)
+		for i, want := range map[int]time.Duration{1: time.Minute, 3: 30 * time.Second, 4: 0} {
+			ran := told[i].Data().Execution
+			require.Equal(t, want.Milliseconds(), ran.ExecutionTime, "event %d: since it ran", i)
+			require.Equal(t, told[i].Time().Add(-want), ran.StartedAt, "event %d", i)
+			require.Equal(t, []int{2, 1024}, []int{ran.VcpuCount, ran.MemoryMb})
+		}
+		require.Nil(t, told[2].Data().Execution)
+		require.Nil(t, told[2].Data().SetTimeout)
+		require.Equal(t, []string{"create", "pause", "resume", "pause", "kill"},
+			[]string{told[0].Label(), told[1].Label(), told[2].Label(), told[3].Label(), told[4].Label()})
+		require.NotEqual(t, told[1].ID(), told[3].ID())
+	})
+}
+
+// A leader that ends before it has told a sleep leaves that to the next one, which sees the latest state alone.
+//
+// Invariant: P20
+func TestNextLeaderTellsHowASandboxSleepsNow(t *testing.T) {
+	for name, c := range map[string]struct {
+		told, found func(w *world, s fact.Sandbox) *fact.Sandbox
+		want        []Type
+	}{
+		"it sleeps":               {nil, (*world).sleep, []Type{Paused}},
+		"it has slept":            {nil, func(w *world, s fact.Sandbox) *fact.Sandbox { return w.woken(*w.sleep(s)) }, []Type{Updated}},
+		"it was woken":            {(*world).sleep, (*world).woken, []Type{Paused, Resumed}},
+		"it was woken and sleeps": {(*world).sleep, func(w *world, s fact.Sandbox) *fact.Sandbox { return w.sleep(*w.woken(s)) }, []Type{Paused, Resumed, Paused}},
+		"it is about to wake": {(*world).sleep, func(w *world, s fact.Sandbox) *fact.Sandbox {
+			waking, _ := w.wake(s)
+			return w.commit(*waking)
+		}, []Type{Paused}},
+		"it is released": {nil, func(w *world, s fact.Sandbox) *fact.Sandbox { return w.release(*w.sleep(s)) }, []Type{Paused, Killed}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, store := newWorld(), newMemory()
+				l := w.lead(t, store)
+				s := w.claim()
+				l.Tell(s)
+				time.Sleep(time.Minute)
+				if c.told != nil {
+					s = c.told(w, *s)
+					l.Tell(s)
+					time.Sleep(time.Minute)
+				}
+				l.stop()
+				time.Sleep(time.Minute)
+				c.found(w, *s)
+				l = w.lead(t, store)
+				time.Sleep(time.Minute)
+				told := l.everything(t)
+				judge(t, told, w.states)
+				l.stop()
+				var types []Type
+				for i := range told[1:] {
+					types = append(types, told[1+i].Type)
+					require.False(t, told[1+i].Time().Before(told[i].Time()), "in the order of time")
+				}
+				require.Equal(t, c.want, types)
+			})
+		})
+	}
+}
+
+// woken is the last state of a wake.
+func (w *world) woken(s fact.Sandbox) *fact.Sandbox {
+	_, running := w.wake(s)
+	return running
 }

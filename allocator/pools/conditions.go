@@ -76,6 +76,8 @@ func (k known) degraded() metav1.Condition {
 			c.Reason = v1alpha1.PoolRecycleRefused
 		case errors.Is(k.refused, pods.ErrPreStop):
 			c.Reason = v1alpha1.PoolPreStop
+		case errors.Is(k.refused, ErrSleep):
+			c.Reason = v1alpha1.PoolSleepRefused
 		}
 	case !n.Quarantine.IsZero() && k.short():
 		c.Reason = v1alpha1.PoolQuarantine

@@ -43,6 +43,8 @@ func TestConditionsQuoteWhatKeepsAPoolEmpty(t *testing.T) {
 			degraded: "True Withheld pod demo-x: why; the leader withholds this and serves everything else"},
 		"preStop": {counts: full, refused: fmt.Errorf("containers[0]: %w", pods.ErrPreStop), ready: "True Warm ",
 			progressing: "False PreStop containers[0]: " + pods.ErrPreStop.Error(), degraded: "True PreStop containers[0]: " + pods.ErrPreStop.Error()},
+		"sleep": {counts: full, refused: fmt.Errorf("spec.onIdle: %w: probe", ErrSleep), ready: "True Warm ",
+			progressing: "False Sleep spec.onIdle: " + ErrSleep.Error() + ": probe", degraded: "True Sleep spec.onIdle: " + ErrSleep.Error() + ": probe"},
 		"quota": {counts: missing, createErr: fmt.Errorf("create pod demo-x: %w", quota),
 			ready:       "False QuotaExceeded 1 of 3 pods are warm; create pod demo-x: " + quota.Error(),
 			progressing: "False QuotaExceeded create pod demo-x: " + quota.Error(), degraded: "True QuotaExceeded create pod demo-x: " + quota.Error()},

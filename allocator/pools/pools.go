@@ -159,7 +159,7 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
 		Template: pods.TemplateHash(pool, p.o.Settings), Metadata: pods.Metadata(pool), PostStart: pool.Spec.PostStart != nil, KeepOnRestart: pool.Spec.OnRestart == v1alpha1.KeepOnRestart, Version: pool.ResourceVersion,
-		Recycle: pool.Spec.Reuse == v1alpha1.ReuseRecycle,
+		Recycle: pool.Spec.Reuse == v1alpha1.ReuseRecycle, CannotSleep: pool.Spec.CannotSleep(),
 		Refused: message(p.check(pool)), Deleting: pool.DeletionTimestamp != nil,
 	}
 	for _, port := range pool.Spec.Ports {
@@ -213,7 +213,29 @@ const busyPath = "/busy"
 
 // check returns nil, or an error that says why no pod may be made from a pool's template.
 func (p *Pools) check(pool *v1alpha1.SandboxPool) error {
-	return errors.Join(pods.CheckAgent(pool, p.o.Settings), pods.CheckRecycle(pool, p.o.Settings), p.o.Policy.Check(pool))
+	return errors.Join(pods.CheckAgent(pool, p.o.Settings), pods.CheckRecycle(pool, p.o.Settings), checkSleep(pool), p.o.Policy.Check(pool))
+}
+
+// ErrSleep is in the error for a pool that asks for sleep, and whose sandboxes cannot sleep.
+var ErrSleep = errors.New("sandboxes of this pool cannot sleep; make it Release, or change what keeps them awake")
+
+// checkSleep returns nil, or an error that wraps ErrSleep and lists what keeps the sandboxes of a pool awake that are to
+// sleep.
+func checkSleep(pool *v1alpha1.SandboxPool) error {
+	var asks []string
+	for _, f := range []struct {
+		field string
+		does  v1alpha1.OnEnd
+	}{{"spec.onIdle", pool.Spec.OnIdle}, {"spec.onTimeout", pool.Spec.OnTimeout}} {
+		if f.does == v1alpha1.OnEndSleep {
+			asks = append(asks, f.field)
+		}
+	}
+	why := pool.Spec.CannotSleep()
+	if len(asks) == 0 || why == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: Sleep: %w: %s", strings.Join(asks, ", "), ErrSleep, why)
 }
 
 // secondsOf is 0 for a field that is not set.

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/rest"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -91,6 +92,45 @@ func TestPortsReachTheCoreInOrder(t *testing.T) {
 	require.Equal(t, []uint16{80, 8080, 65535}, seen[0].Ports)
 	require.Empty(t, seen[1].Ports)
 	require.EqualValues(t, 8080, seen[1].DefaultPort)
+}
+
+func TestPoolThatCannotSleepIsRefusedOnlyIfItAsks(t *testing.T) {
+	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(80)}}}
+	var list v1alpha1.SandboxPoolList
+	asks := []v1alpha1.SandboxPoolSpec{{}, {OnIdle: v1alpha1.OnEndSleep}, {OnTimeout: v1alpha1.OnEndSleep}, {OnIdle: v1alpha1.OnEndSleep}}
+	for i, ask := range asks {
+		pool := stack.DemoPool("default", fmt.Sprintf("sleeps-%d", i), 1)
+		pool.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: 49983}
+		pool.Spec.OnIdle, pool.Spec.OnTimeout = ask.OnIdle, ask.OnTimeout
+		if i < 3 {
+			pool.Spec.Template.Spec.Containers[0].LivenessProbe = probe
+		}
+		list.Items = append(list.Items, *pool)
+	}
+	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(list)
+	}))
+	defer apiServer.Close()
+	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
+	require.NoError(t, err)
+	seen, _, err := newPools(t, clients, func(core.Event) {}).List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, seen, len(asks))
+	for i, field := range []string{"", "spec.onIdle: Sleep: ", "spec.onTimeout: Sleep: ", ""} {
+		const at = "spec.template.spec.containers[0].livenessProbe: "
+		if field == "" {
+			require.NotContains(t, seen[i].Refused, "Sleep", "pool %d", i)
+		} else {
+			require.Contains(t, seen[i].Refused, field)
+			require.Contains(t, seen[i].Refused, at)
+		}
+		if i < 3 {
+			require.Contains(t, seen[i].CannotSleep, at)
+		} else {
+			require.Empty(t, seen[i].CannotSleep)
+		}
+	}
 }
 
 // A leader that is slow for some seconds must not say that all pods are gone.

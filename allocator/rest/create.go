@@ -95,8 +95,8 @@ func (a *api) claimOf(request *openapi.NewSandbox) (c core.Claim, err error) {
 }
 
 // sleepOf returns when the sandbox of a claim is to sleep. The words of E2B count if there are none of Berth, and only as
-// true: SDKs send false for what their caller has not set. A pool without an agent refuses a claim that asks for sleep,
-// unless it accepts that the sandbox ends instead.
+// true: SDKs send false for what their caller has not set. A pool whose sandboxes cannot sleep refuses a claim that
+// asks for it, unless it accepts that the sandbox ends instead.
 func (a *api) sleepOf(request *openapi.NewSandbox) (ask core.SleepAsk, err error) {
 	field := "autoPause"
 	if ask.WakeOnTraffic = request.WakeOnTraffic; deref(request.AutoPause, false) {
@@ -124,13 +124,15 @@ func (a *api) sleepOf(request *openapi.NewSandbox) (ask core.SleepAsk, err error
 	}
 	pool, ok := a.Allocator.Pool(request.TemplateID)
 	switch {
-	case ok && pool.Spec.AgentEnabled() != nil:
+	case !ok:
+		pool = &v1alpha1.SandboxPool{} // without an agent
+	case pool.Spec.CannotSleep() == "":
 		return ask, nil
-	case ok && pool.Spec.AcceptPause == v1alpha1.PauseEnds:
+	case pool.Spec.AcceptPause == v1alpha1.PauseEnds:
 		return core.SleepAsk{}, nil
 	}
-	return ask, notImplemented("%s: the pods of this pool have no agent, without which a sandbox cannot sleep. Enable spec.agent of the pool, "+
-		"or leave the field out: at its end a sandbox is released. With acceptPause: End the pool accepts the field, and releases the sandbox all the same", field)
+	return ask, notImplemented("%s: %s. Or leave the field out: at its end a sandbox is released. "+
+		"With acceptPause: End the pool accepts the field, and releases the sandbox all the same", field, pool.Spec.CannotSleep())
 }
 
 func checkMetadata(metadata map[string]string) error {

@@ -57,7 +57,12 @@ func TestEventsHaveTheShapeOfE2B(t *testing.T) {
 	released.EndAt, released.Phase, released.ReleasedAt, released.Reason, released.Revision.Counter = moved.EndAt, fact.Released, noon.Add(3*time.Second), fact.ReasonKilled, 3
 	other := claimed
 	other.ID, other.Team, other.Revision.Counter = "b1", "red", 4
-	f := &fake{eventLog: logOf(t, &claimed, &moved, &released, &other)}
+	slept := claimed
+	slept.ID, slept.Team, slept.Revision.Counter = "c1", "green", 5
+	slept.Phase, slept.AsleepAt, slept.EndAt = fact.Asleep, noon.Add(5*time.Second), time.Time{}
+	woken := slept
+	woken.Phase, woken.AsleepAt, woken.EndAt, woken.Revision.Counter = fact.Running, time.Time{}, noon.Add(time.Minute), 6
+	f := &fake{eventLog: logOf(t, &claimed, &moved, &released, &other, &slept, &woken)}
 	read := func(role access.Role, path string) (events []openapi.LifecycleEvent) {
 		w := httptest.NewRecorder()
 		handler(t, f).ServeHTTP(w, request(access.With(t.Context(), access.Caller{Team: "blue", Role: role}), "GET", path, nil))
@@ -72,10 +77,17 @@ func TestEventsHaveTheShapeOfE2B(t *testing.T) {
 	w = call(handler(t, f), "GET", "/events/sandboxes?types=sandbox.lifecycle.updated", "")
 	require.JSONEq(t, `[{"id":"`+read(access.Admin, "/events/sandboxes/a1")[1].ID+`","type":"sandbox.lifecycle.updated","eventLabel":"update","timestamp":"2030-01-01T12:00:00Z",
 		"eventData":{"sandbox_metadata":{"k":"v"},"set_timeout":"2030-01-01T14:00:00Z"},`+rest+`}]`, w.Body.String())
+	w = call(handler(t, f), "GET", "/events/sandboxes/c1?limit=2", "")
+	pause := read(access.Admin, "/events/sandboxes/c1")
+	ofC := strings.NewReplacer("a1", "c1", "blue", "green").Replace(rest)
+	require.JSONEq(t, `[{"id":"`+pause[0].ID+`","type":"sandbox.lifecycle.resumed","eventLabel":"resume","timestamp":"2030-01-01T12:00:00Z",
+		"eventData":{"sandbox_metadata":{"k":"v"}},`+ofC+`},
+		{"id":"`+pause[1].ID+`","type":"sandbox.lifecycle.paused","eventLabel":"pause","timestamp":"2030-01-01T12:00:05Z",
+		"eventData":{"sandbox_metadata":{"k":"v"},"execution":{"started_at":"2030-01-01T12:00:01Z","vcpu_count":2,"memory_mb":512,"execution_time":4000}},`+ofC+`}]`, w.Body.String())
 
 	for path, want := range map[string]int{
-		"/events/sandboxes": 4, "/events/sandboxes/b1": 1, "/events/sandboxes/none": 0, "/events/sandboxes?offset=3&orderAsc=true": 1,
-		"/events/sandboxes?types=sandbox.lifecycle.created&types=sandbox.lifecycle.killed": 3, "/events/sandboxes?types=sandbox.lifecycle.paused,sandbox.lifecycle.killed": 1,
+		"/events/sandboxes": 7, "/events/sandboxes/b1": 1, "/events/sandboxes/none": 0, "/events/sandboxes?offset=6&orderAsc=true": 1,
+		"/events/sandboxes?types=sandbox.lifecycle.created&types=sandbox.lifecycle.killed": 4, "/events/sandboxes?types=sandbox.lifecycle.paused,sandbox.lifecycle.killed": 2,
 	} {
 		require.Len(t, read(access.Admin, path), want, path)
 	}

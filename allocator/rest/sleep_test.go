@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -95,6 +96,20 @@ func TestClaimSaysWhenItsSandboxSleeps(t *testing.T) {
 		f := &fake{pools: []*v1alpha1.SandboxPool{pool(false)}}
 		e := refusal(t, call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python"`+body+`}`), 501, apierror.NotImplemented)
 		require.Regexp(t, "^"+field+": .*no agent", e.Message)
+	}
+	for ends, code := range map[v1alpha1.AcceptPause]int{v1alpha1.PauseRefused: 501, v1alpha1.PauseEnds: 201} {
+		unfit := pool(true)
+		unfit.Spec.AcceptPause = ends
+		unfit.Spec.Template.Spec.Containers = []corev1.Container{{Name: "sandbox"}, {Name: "proxy"}}
+		f := &fake{pools: []*v1alpha1.SandboxPool{unfit}}
+		w := call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python","autoPause":true}`)
+		require.Equal(t, code, w.Code, w.Body)
+		if code == 501 {
+			e := refusal(t, w, 501, apierror.NotImplemented)
+			require.Regexp(t, `^autoPause: spec\.template\.spec\.containers\[1\]: `, e.Message)
+		} else {
+			require.Equal(t, core.SleepAsk{}, f.claim.Sleep)
+		}
 	}
 	f := &fake{pools: []*v1alpha1.SandboxPool{pool(true)}}
 	refusal(t, call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python","autoPauseMemory":false}`), 501, apierror.NotImplemented)

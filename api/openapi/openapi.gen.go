@@ -880,7 +880,7 @@ type EventGap struct {
 // EventGapReason defines model for EventGap.Reason.
 type EventGapReason string
 
-// EventType Paused, resumed and checkpointed ones never occur.
+// EventType Paused when the sandbox has fallen asleep, resumed when it runs again. Checkpointed never occurs.
 type EventType string
 
 // Fence defines model for Fence.
@@ -1015,25 +1015,25 @@ type LifecycleEvent struct {
 	SandboxTemplateID string    `json:"sandboxTemplateId"`
 	Timestamp         time.Time `json:"timestamp"`
 
-	// Type Paused, resumed and checkpointed ones never occur.
+	// Type Paused when the sandbox has fallen asleep, resumed when it runs again. Checkpointed never occurs.
 	Type    EventType `json:"type"`
 	Version string    `json:"version"`
 }
 
 // LifecycleEventData defines model for LifecycleEventData.
 type LifecycleEventData struct {
-	// Execution How a sandbox ran that was killed.
+	// Execution How a sandbox ran that was paused or killed, since its start or its last resume.
 	Execution *LifecycleExecution `json:"execution,omitempty"`
 
 	// Reason Of a killed event: docs/reference/reasons.md.
 	Reason          *string           `json:"reason,omitempty"`
 	SandboxMetadata map[string]string `json:"sandbox_metadata,omitempty"`
 
-	// SetTimeout Of an updated event: when the sandbox ends.
+	// SetTimeout Of an updated event: when the sandbox ends. A resume that sets another end has no such event.
 	SetTimeout *time.Time `json:"set_timeout,omitempty"`
 }
 
-// LifecycleExecution How a sandbox ran that was killed.
+// LifecycleExecution How a sandbox ran that was paused or killed, since its start or its last resume.
 type LifecycleExecution struct {
 	// ExecutionTime Milliseconds.
 	ExecutionTime int64 `json:"execution_time"`
@@ -1089,8 +1089,8 @@ type NewClaims struct {
 	// AtLeast How many are enough when waitTimeout is over. Absent: count.
 	AtLeast *int `json:"atLeast,omitempty"`
 
-	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool with an agent. Another pool answers 501 if it
-	// is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
+	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool whose sandboxes can sleep. Another pool
+	// answers 501 if it is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
 	AutoPause       *bool `json:"autoPause,omitempty"`
 	AutoPauseMemory *bool `json:"autoPauseMemory,omitempty"`
 	AutoResume      *struct {
@@ -1126,7 +1126,7 @@ type NewClaims struct {
 	MinBytesPerMinute *int64             `json:"minBytesPerMinute,omitempty"`
 	Network           *NewSandboxNetwork `json:"network,omitempty"`
 
-	// OnIdle What happens after the idle timeout. The default is that of the pool. Sleep needs a pool with an agent.
+	// OnIdle What happens after the idle timeout. The default is that of the pool. Sleep needs a pool whose sandboxes can sleep.
 	OnIdle *OnEnd `json:"onIdle,omitempty"`
 
 	// OnTimeout What happens at the timeout. As onIdle.
@@ -1194,8 +1194,8 @@ type NewSandbox struct {
 	Activity            *ActivityMode `json:"activity,omitempty"`
 	AllowInternetAccess *bool         `json:"allow_internet_access,omitempty"`
 
-	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool with an agent. Another pool answers 501 if it
-	// is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
+	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool whose sandboxes can sleep. Another pool
+	// answers 501 if it is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
 	AutoPause       *bool `json:"autoPause,omitempty"`
 	AutoPauseMemory *bool `json:"autoPauseMemory,omitempty"`
 	AutoResume      *struct {
@@ -1228,7 +1228,7 @@ type NewSandbox struct {
 	MinBytesPerMinute *int64             `json:"minBytesPerMinute,omitempty"`
 	Network           *NewSandboxNetwork `json:"network,omitempty"`
 
-	// OnIdle What happens after the idle timeout. The default is that of the pool. Sleep needs a pool with an agent.
+	// OnIdle What happens after the idle timeout. The default is that of the pool. Sleep needs a pool whose sandboxes can sleep.
 	OnIdle *OnEnd `json:"onIdle,omitempty"`
 
 	// OnTimeout What happens at the timeout. As onIdle.

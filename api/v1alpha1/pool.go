@@ -181,10 +181,10 @@ type SandboxPoolSpec struct {
 	AcceptVolumes bool `json:"acceptVolumes,omitempty"`
 
 	// acceptPause says what becomes of a claim that asks to be paused at its timeout (autoPause, which E2B's
-	// SDKs send for onTimeout "pause"), in a pool without spec.agent, whose sandboxes cannot sleep. Never: the claim is
-	// answered 501. End: the claim is accepted, and the sandbox is released at its timeout all the same. Its memory and
-	// its files are lost then, although the client may expect to find them again. Default: Never. A change applies to
-	// later claims.
+	// SDKs send for onTimeout "pause"), in a pool whose sandboxes cannot sleep, such as one without spec.agent. Never: the
+	// claim is answered 501. End: the claim is accepted, and the sandbox is released at its timeout all the same. Its
+	// memory and its files are lost then, although the client may expect to find them again. Default: Never. A change
+	// applies to later claims.
 	// +kubebuilder:default=Never
 	// +optional
 	AcceptPause AcceptPause `json:"acceptPause,omitempty"`
@@ -193,8 +193,9 @@ type SandboxPoolSpec struct {
 	// stopped, and it keeps its pod, its memory and its files. A request, or a call, wakes it. Default: Release. A claim
 	// can set its own (onIdle). A change applies to later claims.
 	//
-	// Sleep needs spec.agent. Idle means that nothing comes in: a program that waits for an answer from elsewhere is idle
-	// too, unless a busyProbe says otherwise.
+	// Sleep needs spec.agent, one container alone, and no liveness or startup probe but one that the agent answers.
+	// Idle means that nothing comes in: a program that waits for an answer from elsewhere is idle too, unless a busyProbe
+	// says otherwise.
 	// +kubebuilder:default=Release
 	// +optional
 	OnIdle OnEnd `json:"onIdle,omitempty"`
@@ -553,9 +554,10 @@ const (
 	PoolProgressing = "Progressing"
 	// PoolDegraded is True while something keeps the pool from what it asks for. The message quotes
 	// the API server, the scheduler or the kubelet. Reasons:
-	//   - PodSecurity, PreStop, Agent, Recycle: no pod is made from the template, because it asks for more
-	//     than the allocator's --pod-security allows, has a preStop action other than sleep, leaves no
-	//     room for the agent, or is for pods that cannot be recycled;
+	//   - PodSecurity, PreStop, Agent, Recycle, Sleep: no pod is made from the template, because it asks for
+	//     more than the allocator's --pod-security allows, has a preStop action other than sleep, leaves no
+	//     room for the agent, is for pods that cannot be recycled, or is for sandboxes that cannot sleep
+	//     although onIdle or onTimeout says so;
 	//   - QuotaExceeded, CreateFailed: the API server refused the last pod;
 	//   - Unschedulable, ImagePullFailed, StartFailed, CrashLoop, OOMKilled, Failed, Evicted, Preempted,
 	//     NodeLost, Deleted, NeverReady: pods do not become ready, or end before they can be used:
@@ -584,6 +586,7 @@ const (
 	PoolPreStop        = "PreStop"
 	PoolAgentRefused   = "Agent"
 	PoolRecycleRefused = "Recycle"
+	PoolSleepRefused   = "Sleep"
 	PoolQuotaExceeded  = "QuotaExceeded"
 	PoolCreateFailed   = "CreateFailed"
 	PoolNodesUnusable  = "NodesUnusable"
@@ -597,7 +600,10 @@ const (
 func (s *SandboxPoolStatus) TemplateRefused() bool {
 	for _, c := range s.Conditions {
 		if c.Type == PoolDegraded && c.Status == metav1.ConditionTrue {
-			return c.Reason == PoolPodSecurity || c.Reason == PoolPreStop || c.Reason == PoolAgentRefused || c.Reason == PoolRecycleRefused
+			switch c.Reason {
+			case PoolPodSecurity, PoolPreStop, PoolAgentRefused, PoolRecycleRefused, PoolSleepRefused:
+				return true
+			}
 		}
 	}
 	return false

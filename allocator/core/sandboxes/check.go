@@ -12,7 +12,7 @@ import (
 // Check returns the first contradiction between the tables. It is for tests.
 func (t *Table) Check() error {
 	holds := map[fact.PodKey]string{}
-	live, rejected, ended, deadlines, waking := 0, 0, 0, 0, 0
+	live, rejected, ended, deadlines, woken := 0, 0, 0, 0, 0
 	for id, sb := range t.byID {
 		if sb.ID != id || sb.bound {
 			return fmt.Errorf("sandboxes: %s is kept as %s, bound: %v", sb.ID, id, sb.bound)
@@ -25,8 +25,8 @@ func (t *Table) Check() error {
 		if _, queued := t.deadlines.At(id); queued {
 			deadlines++
 		}
-		if sb.Wakes() {
-			waking++
+		if sb.sleep != nil && sb.sleep.place {
+			woken++
 		}
 		if sb.Phase == fact.Ended {
 			ended++
@@ -39,9 +39,9 @@ func (t *Table) Check() error {
 		}
 	}
 	all, gone := len(t.live.Of(Everything())), len(t.gone.Of(Everything()))
-	if live != all || len(t.byID)-live-rejected != gone || ended != t.ended.Len() || deadlines != t.deadlines.Len() || waking != t.waking {
-		return fmt.Errorf("sandboxes: %d live, %d ended, %d deadlines and %d waking, kept are %d, %d, %d and %d",
-			live, ended, deadlines, waking, all, t.ended.Len(), t.deadlines.Len(), t.waking)
+	if live != all || len(t.byID)-live-rejected != gone || ended != t.ended.Len() || deadlines != t.deadlines.Len() || woken != t.places.taken {
+		return fmt.Errorf("sandboxes: %d live, %d ended, %d deadlines and %d woken by requests, kept are %d, %d, %d and %d",
+			live, ended, deadlines, woken, all, t.ended.Len(), t.deadlines.Len(), t.places.taken)
 	}
 	return errors.Join(t.Notices.Check(), t.deadlines.Check(), t.checkLists(t.live, false), t.checkLists(t.gone, true))
 }

@@ -42,6 +42,7 @@
 //   - A sandbox has no route from Close until its agent has obeyed the order to continue its processes. The order has
 //     the revision of the fact that it follows from. An answer to another order changes nothing.
 //   - A call to sleep or to wake is answered once, when that is durable and done, or is given up.
+//   - Of the places to wake for requests one team has half at most, and a team that has none finds one while any is free.
 //   - A sandbox that End was called for never starts or runs again. Its release is a fact, which is committed once.
 //   - SandboxCreated, SandboxReady and SandboxReleased come at most once for a sandbox.
 //   - The object of a sandbox is written only when its claim was granted, or with its release. It shows the latest

@@ -56,7 +56,7 @@ func (t *Table) ExpireEnds() {
 		switch at, reason := sb.Ends(); {
 		case reason == "" || at > t.Now.Boot:
 			t.schedule(sb)
-		case reason == fact.ReasonEndTime && sb.Sleep.AtEnd && sb.CanSleep():
+		case reason == fact.ReasonEndTime && sb.Sleep.AtEnd && t.CanSleep(sb):
 			t.Notify(Tired{sb})
 		default:
 			t.EndDue(sb, Serving, at, fact.Because(reason))

@@ -39,6 +39,7 @@ type sleep struct {
 	wakers   []waker
 	// wake: it wakes as soon as it can. end is its end then; zero: it has none.
 	wake  bool
+	place bool // a request has it wake, for which it has one of Table.places
 	end   time.Time
 	endAt time.Duration // the same on the boot clock; 0: none
 	// failed says why it did not fall asleep.
@@ -70,9 +71,22 @@ func (sb *Sandbox) MayWake() bool {
 	return sb.sleep != nil && (sb.sleep.why == WhenIdle || sb.Sleep.WakeOnTraffic || sb.Wakeable)
 }
 
-// CanSleep reports whether the sandbox runs and can be closed.
-func (sb *Sandbox) CanSleep() bool {
-	return sb.Phase == fact.Running && sb.sleep == nil && !sb.bound && !sb.asking && sb.Agent.Port != 0
+// CanSleep reports whether a sandbox runs and can be closed.
+func (t *Table) CanSleep(sb *Sandbox) bool {
+	return sb.Phase == fact.Running && sb.sleep == nil && !sb.bound && !sb.asking && t.CannotSleep(sb) == ""
+}
+
+// CannotSleep says why a sandbox cannot sleep for as long as it has its pod; empty: it can. The pool says that of pods of
+// its template. A pod of another template is taken for one that can, because a change of the pool must not end a sandbox
+// that was claimed to sleep.
+func (t *Table) CannotSleep(sb *Sandbox) string {
+	if sb.Agent.Port == 0 {
+		return "its pod has no agent; enable spec.agent of its pool"
+	}
+	if p := t.pods.Get(sb.Pod); p != nil && !p.Outdated() {
+		return p.Group().CannotSleep
+	}
+	return ""
 }
 
 // Close begins the sleep of a sandbox that can sleep. Routers get its route no more. A token other than 0 is answered
@@ -200,7 +214,7 @@ func (t *Table) Wake(sb *Sandbox, end time.Time) {
 		return
 	}
 	if !s.wake {
-		t.toWake(s)
+		s.toWake(t.Now.Boot)
 		t.setEnd(sb, end)
 	}
 	if sb.Phase == fact.Asleep && s.pending == 0 {
@@ -208,9 +222,21 @@ func (t *Table) Wake(sb *Sandbox, end time.Time) {
 	}
 }
 
+// WakeForRequest is Wake for a request, unless there is no place for it. To open a sandbox that closes takes none.
+func (t *Table) WakeForRequest(sb *Sandbox) bool {
+	why, closing := sb.Closing()
+	opens := closing && why == WhenIdle
+	if !opens && !t.places.take(sb.Team) {
+		return false
+	}
+	sb.sleep.place = !opens
+	t.Wake(sb, t.EndAfter(sb))
+	return true
+}
+
 // wakeUp commits that a sandbox wakes. No fact about its sleep is on its way.
 func (t *Table) wakeUp(sb *Sandbox) {
-	t.toWake(sb.sleep)
+	sb.sleep.toWake(t.Now.Boot)
 	t.enter(sb, fact.Waking, func(f *fact.SandboxFact) { f.EndAt = sb.sleep.end }, func() {
 		sb.endAt, sb.nextEndAt = sb.sleep.endAt, sb.sleep.endAt
 		t.Emit(step.Thaw{Sandbox: sb.Sandbox})
@@ -250,25 +276,25 @@ func (t *Table) Thawed(id string, revision fact.Revision, ok bool, why string) {
 	t.answer(s.sleepers, step.CallRefused, sb, s.failed)
 }
 
-// toWake notes that a sandbox is to wake, and awake that it does not sleep any more.
-func (t *Table) toWake(s *sleep) {
+// toWake notes that a sandbox is to wake.
+func (s *sleep) toWake(now time.Duration) {
 	if !s.wake {
-		s.wake, s.since = true, t.Now.Boot
-		t.waking++
+		s.wake, s.since = true, now
 	}
 }
 
+// awake notes that a sandbox does not sleep any more.
 func (t *Table) awake(sb *Sandbox) *sleep {
 	s := sb.sleep
 	sb.sleep = nil
-	if s.wake {
-		t.waking--
+	if s.place {
+		t.places.giveBack(sb.Team)
 	}
 	return s
 }
 
-// CountWaking is how many sandboxes are to wake.
-func (t *Table) CountWaking() int { return t.waking }
+// Places is how many sandboxes requests have wake. It is for tests.
+func (t *Table) Places() int { return t.places.taken }
 
 // answer answers calls about a sandbox.
 func (t *Table) answer(tokens []uint64, status step.CallStatus, sb *Sandbox, why string) {

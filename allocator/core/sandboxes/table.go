@@ -33,7 +33,7 @@ type Table struct {
 	batches map[string][]*Sandbox    // that one claim got together, by the ID of the batch
 	// deadlines has the sandboxes that may have an end.
 	deadlines *deadline.Queue[string]
-	waking    int // sandboxes that are to wake
+	places    places // of the sandboxes that requests have wake
 	step.Notices[Notice]
 }
 
@@ -42,7 +42,7 @@ func New(current *step.Current, outbox *fact.Outbox, pods *pods.Table, fences *f
 	return &Table{
 		Current: current, outbox: outbox, pods: pods, fences: fences, idle: idle, keyHolds: keyHolds,
 		byID: map[string]*Sandbox{}, byPod: map[fact.PodKey]*Sandbox{}, live: Lists{}, gone: Lists{}, ended: list.New(),
-		batches: map[string][]*Sandbox{}, deadlines: deadline.New[string](),
+		batches: map[string][]*Sandbox{}, deadlines: deadline.New[string](), places: places{byTeam: map[string]int{}},
 	}
 }
 

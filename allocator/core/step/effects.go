@@ -220,7 +220,7 @@ type (
 		Stream uint64
 		ID     string
 		// Sleeper is set if the sandbox is asleep. Its route says who may wake it, if it is Wakeable. Busy: too many
-		// others are waking.
+		// others are waking, in all or of its team.
 		Sleeper *fact.Sandbox
 		Busy    bool
 		// Sandbox is set if it is running. Gone: it was released, with this end.

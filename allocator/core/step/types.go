@@ -59,6 +59,8 @@ type Pool struct {
 	BusyProbe   BusyProbe
 	// Sleep is the default of claims.
 	Sleep fact.SleepPolicy
+	// CannotSleep says why sandboxes with a pod of this template cannot sleep; empty: they can.
+	CannotSleep string
 	// MaxLifetime bounds the life of a sandbox, StartupTimeout the time for which it is starting;
 	// 0: no bound.
 	MaxLifetime, StartupTimeout time.Duration
