@@ -42,7 +42,7 @@
 //
 //   - The image. A command without a slash is looked up in Options.Path and then in
 //     this process's PATH.
-//   - securityContext, resources, container ports and the service account.
+//   - securityContext, resources (a status shows them as allocated), container ports and the service account.
 //   - emptyDir volumes and service account tokens, which are not mounted. A pod has a
 //     working directory of its own, which a restart of the container keeps.
 //
