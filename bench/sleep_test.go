@@ -28,7 +28,7 @@ func BenchmarkSleep(b *testing.B) {
 	bin := b.TempDir()
 	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc", "demo-sandbox", "agent"))
 	berth := harness.NewRun(b, history.Settings{}, "").Start(harness.Options{
-		Cluster: devcluster.Options{Nodes: 1, NodePath: []string{bin}}, Stack: stack.Options{BinDir: bin},
+		Cluster: devcluster.Options{Nodes: 1, NodePath: []string{bin}}, Stack: stack.Options{BinDir: bin, LeaseDuration: 15 * time.Second},
 	})
 	transport := &http.Transport{MaxIdleConnsPerHost: sandboxes}
 	b.Cleanup(transport.CloseIdleConnections)
