@@ -259,7 +259,7 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 	}
 	var errs [6]error
 	t.caller, errs[0] = poststart.New(poststart.Options{Leads: a.lock.valid})
-	t.writer, errs[1] = pods.NewWriter(pods.WriterOptions{Options: named("pods"), Settings: a.o.podSettings(), AsleepCPU: a.o.AsleepCPU})
+	t.writer, errs[1] = pods.NewWriter(pods.WriterOptions{Options: named("pods"), Settings: a.o.podSettings()})
 	t.objects, errs[2] = sandboxobjects.NewWriter(sandboxobjects.WriterOptions{Options: named("objects"), Yield: t.headStart.wait})
 	t.labeler, errs[3] = pods.NewLabeler(pods.LabelerOptions{Client: k.Kubernetes, Yield: t.headStart.wait, Log: t.log.Named("pods")})
 	errs[5] = t.newEvents(log.Term())

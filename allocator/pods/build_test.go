@@ -138,5 +138,5 @@ func TestTemplateHashChangesWithServeOn(t *testing.T) {
 		"terminationGracePeriodSeconds": 36,
 		"containers": [{"name": "sandbox", "image": "none", "resources": {}, "lifecycle": {"preStop": {"sleep": {"seconds": 6}}}}]
 	}`, string(made))
-	require.Equal(t, "94a8b9743a52", pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}))
+	require.Equal(t, "fb09abb9774a", pods.TemplateHash(pool, pods.Settings{ServeOn: serveOn}))
 }

@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -108,6 +109,8 @@ type Settings struct {
 	// AgentImage has the agent's program, for pools that name no image. AgentKey is the text of the
 	// allocator's public key. Empty: there is none.
 	AgentImage, AgentKey string
+	// AsleepCPU is what a pod requests while its sandbox is asleep; 0: as before.
+	AsleepCPU resource.Quantity
 }
 
 // TemplateHash identifies what a pod is created from: the pool's pod template without what idle pods get later on
@@ -121,7 +124,7 @@ func TemplateHash(pool *v1alpha1.SandboxPool, settings Settings) string {
 	}
 	made := fmt.Appendf(nil, "%s%d\n", buildVersion, preStopSeconds(settings.ServeOn))
 	if a := pool.Spec.AgentEnabled(); a != nil {
-		made = fmt.Appendf(made, "agent %d %q %q %q\n", a.Port, a.Image, settings.AgentImage, settings.AgentKey)
+		made = fmt.Appendf(made, "agent %d %q %q %q %s\n", a.Port, a.Image, settings.AgentImage, settings.AgentKey, &settings.AsleepCPU)
 		if a.NewFiles == v1alpha1.NewFilesAnywhere {
 			made = append(made, "new files anywhere\n"...)
 		}
@@ -173,7 +176,7 @@ func Build(pool *v1alpha1.SandboxPool, name string, settings Settings) *corev1.P
 	}
 	if a := pool.Spec.AgentEnabled(); a != nil {
 		addAgent(&p.Spec, a, agentImage(pool, settings), settings)
-		noteCPURequest(p)
+		allowResize(p, settings.AsleepCPU)
 	}
 	addStopDelay(&p.Spec, preStopSeconds(settings.ServeOn))
 	if pool.Spec.Reuse == v1alpha1.ReuseRecycle {

@@ -106,7 +106,7 @@ func setUp(t *testing.T) *fixture {
 	var err error
 	f.clients, err = kube.NewClients(config, 0, 0)
 	require.NoError(t, err)
-	f.writer, err = pods.NewWriter(pods.WriterOptions{AsleepCPU: resource.MustParse("20m"), Settings: pods.Settings{ServeOn: serveOn, AgentImage: "agent"}, Options: kube.Options{
+	f.writer, err = pods.NewWriter(pods.WriterOptions{Settings: pods.Settings{ServeOn: serveOn, AgentImage: "agent", AsleepCPU: resource.MustParse("20m")}, Options: kube.Options{
 		Clients: f.clients, Namespace: "default", Submit: f.sink.Submit, Log: zaptest.NewLogger(t),
 	}})
 	require.NoError(t, err)

@@ -21,12 +21,14 @@ import (
 // request to which it returns is an annotation, because the spec shows only the present one, and the pool's template
 // may have changed.
 
-// noteCPURequest annotates a new pod whose CPU request may be lowered later. The API server refuses to resize a pod to or
-// from the QoS class Guaranteed, and a container may ask to be restarted by a resize.
-func noteCPURequest(p *corev1.Pod) {
+// allowResize annotates a new pod with an agent if its CPU request can be lowered to this one later. The API server
+// refuses to resize a pod to or from the QoS class Guaranteed, and a container may ask to be restarted by a resize.
+// A pod counts on its node with the largest request of its init containers, also when these have ended. So the one that
+// installs the agent asks for no more than what is left then.
+func allowResize(p *corev1.Pod, asleep resource.Quantity) {
 	c := &p.Spec.Containers[0]
-	request, ok := c.Resources.Requests[corev1.ResourceCPU]
-	if !ok || request.Sign() <= 0 || p.Spec.Resources != nil || isGuaranteed(c.Resources) {
+	request := c.Resources.Requests[corev1.ResourceCPU]
+	if asleep.IsZero() || request.Cmp(asleep) <= 0 || p.Spec.Resources != nil || isGuaranteed(c.Resources) {
 		return
 	}
 	for _, r := range c.ResizePolicy {
@@ -34,6 +36,7 @@ func noteCPURequest(p *corev1.Pod) {
 			return
 		}
 	}
+	p.Spec.InitContainers[0].Resources.Requests[corev1.ResourceCPU] = asleep
 	metav1.SetMetaDataAnnotation(&p.ObjectMeta, v1alpha1.AnnotationCPURequest, request.String())
 }
 
@@ -69,11 +72,11 @@ func (w *Writer) Resize(ctx context.Context, e core.ResizePod) error {
 	if err != nil {
 		return fmt.Errorf("annotation %s of pod %s: %w", v1alpha1.AnnotationCPURequest, e.Pod.Name, err)
 	}
-	if e.Lower {
-		if w.o.AsleepCPU.IsZero() || w.o.AsleepCPU.Cmp(to) >= 0 {
+	if asleep := w.o.Settings.AsleepCPU; e.Lower {
+		if asleep.IsZero() || asleep.Cmp(to) >= 0 { // it was made under another setting
 			return nil
 		}
-		to = w.o.AsleepCPU
+		to = asleep
 	}
 	raw, err := json.Marshal([]map[string]any{
 		{"op": "replace", "path": "/metadata/resourceVersion", "value": e.Version},

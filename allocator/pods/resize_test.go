@@ -78,6 +78,7 @@ func TestOnlyPodsThatMayBeResizedSaySo(t *testing.T) {
 	}{
 		"a request":                        {resources: corev1.ResourceRequirements{Requests: cpu("1500m")}, want: "1500m"},
 		"no request":                       {},
+		"less than what is left asleep":    {resources: corev1.ResourceRequirements{Requests: cpu("10m")}},
 		"a request of nothing":             {resources: corev1.ResourceRequirements{Requests: cpu("0")}},
 		"only a limit":                     {resources: corev1.ResourceRequirements{Limits: cpu("1")}},
 		"Guaranteed":                       {resources: corev1.ResourceRequirements{Requests: memory(cpu("1")), Limits: memory(cpu("1"))}},
@@ -91,8 +92,13 @@ func TestOnlyPodsThatMayBeResizedSaySo(t *testing.T) {
 				pool.Spec.Agent = nil
 			}
 			pool.Spec.Template.Spec.Containers = []corev1.Container{{Name: "sandbox", Image: "i", Resources: c.resources, ResizePolicy: c.policy}}
-			p := pods.Build(pool, "p", pods.Settings{AgentImage: "agent"})
+			p := pods.Build(pool, "p", pods.Settings{AgentImage: "agent", AsleepCPU: resource.MustParse("20m")})
 			require.Equal(t, c.want, p.Annotations[v1alpha1.AnnotationCPURequest])
+			if c.want != "" { // the node counts the larger one
+				require.Equal(t, "20m", p.Spec.InitContainers[0].Resources.Requests.Cpu().String())
+			} else if !c.noAgent {
+				require.Equal(t, c.resources, p.Spec.InitContainers[0].Resources)
+			}
 		})
 	}
 }

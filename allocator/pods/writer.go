@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -28,13 +27,11 @@ const deleteGrace = time.Second
 // attempt; the methods may be called concurrently.
 type Writer struct{ o WriterOptions }
 
-// WriterOptions configure a Writer. All but AsleepCPU are required.
+// WriterOptions configure a Writer. All are required.
 type WriterOptions struct {
 	kube.Options
 	// Settings are passed on to Build.
 	Settings Settings
-	// AsleepCPU is what a pod requests while its sandbox is asleep; 0: as before.
-	AsleepCPU resource.Quantity
 }
 
 // NewWriter returns a Writer, or an error that names the missing options.
