@@ -17,23 +17,25 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 )
 
-// BenchmarkSleep: what a request that wakes its sandbox costs against one to the same sandbox that is awake. 50 sandboxes
-// with processes of their own sleep at one time. They are woken one after the other by a request through Envoy ("wake"),
-// and each is sent another one right behind it ("awake"). Then all sleep again and are woken at once ("burst"): a request
-// for each comes at the same moment. "burst_awake" sends as many at once to sandboxes that are awake. The journal's writes
-// are in these times. "sleep" is the time of a call that has a sandbox sleep, without the connect window, when all are
-// called at once.
+// BenchmarkSleep: what a request that wakes its sandbox costs against one to the same sandbox that is awake. 50
+// sandboxes with processes of their own sleep at one time. They are woken one after the other by a request through
+// Envoy ("wake"), and each is sent another one right behind it ("awake"). Then all sleep again and are woken at once
+// ("burst"): a request for each comes at the same moment. "burst_awake" sends as many at once to sandboxes that are
+// awake. The journal's writes are in these times. "sleep" is the time of a call that has a sandbox sleep, without the
+// connect window, when all are called at once.
 func BenchmarkSleep(b *testing.B) {
 	const sandboxes, rounds = 50, 10
 	bin := b.TempDir()
 	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc", "demo-sandbox", "agent"))
 	berth := harness.NewRun(b, history.Settings{}, "").Start(harness.Options{
-		Cluster: devcluster.Options{Nodes: 1, NodePath: []string{bin}}, Stack: stack.Options{BinDir: bin, LeaseDuration: 15 * time.Second},
+		Cluster: devcluster.Options{Nodes: 1, NodePath: []string{bin}},
+		Stack:   stack.Options{BinDir: bin, LeaseDuration: 15 * time.Second},
 	})
 	transport := &http.Transport{MaxIdleConnsPerHost: sandboxes}
 	b.Cleanup(transport.CloseIdleConnections)
 	first := berth.Stack.Allocators[0]
-	g := &ground{B: b, berth: berth, http: &http.Client{Transport: transport, Timeout: time.Minute}, api: first.API, admin: first.Admin}
+	calls := &http.Client{Transport: transport, Timeout: time.Minute}
+	g := &ground{B: b, berth: berth, http: calls, api: first.API, admin: first.Admin}
 	berth.CreatePool("sleep", sandboxes, func(p *v1alpha1.SandboxPool) {
 		p.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: sandboxaccess.AgentPort}
 		most := int32(sandboxes)

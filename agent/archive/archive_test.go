@@ -33,7 +33,7 @@ func everyKind(home string) error {
 	}
 	for name, text := range map[string]string{
 		"text": "hello\n", "nothing": "", "read-only/deep/file": "1", "work/a/b/c/file": "2", ".wh.text": "no whiteout",
-		".wh..wh..opq": "no whiteout either", "a\nb\t\x01\xff\xfe": "any byte", " spaces ": "3", "Ünïcödé": "4",
+		".wh..wh..opq": "no whiteout either", "a\nb\t\x01\xff\xfe": "any byte", "in  side": "3", "Ünïcödé": "4",
 		"-rf": "5", "a=b": "6", strings.Repeat("n", 255): "7", "setuid": "8", "secret": "9", "first": "ten",
 		strings.Repeat("x", 255) + "/" + strings.Repeat("y", 200): "11", `back\slash`: "12", "old": "13", "future": "14",
 		"large": strings.Repeat("0123456789abcdef", 70_000), "buffer": strings.Repeat("b", 256<<10),

@@ -62,8 +62,8 @@
 // # What breaks them
 //
 // Processes that change the files meanwhile. They are frozen during a Write (package freeze). What a Write notices of
-// such changes makes it fail with [ErrChanged]. At a Restore a process in the paths can see a part of the files. What it
-// makes there meanwhile may stay, or make the Restore fail.
+// such changes makes it fail with [ErrChanged]. At a Restore a process in the paths can see a part of the files. What
+// it makes there meanwhile may stay, or make the Restore fail.
 //
 // A checksum is no signature. The stream says who owns a file and whether it is setuid, and for an agent that is root
 // that is done. So the caller checks that the stream is the one that was written.

@@ -24,9 +24,9 @@
 // # Guarantees
 //
 //   - Frozen or kept means that two passes over /proc have found the same processes, and that no thread of them ran:
-//     each is stopped (T), traced (t), or waits in vfork(2) for a child that is stopped, with SIGSTOP pending. The agent
-//     reaps no process meanwhile, so one that starts another one and ends is seen. In a container no process was missed
-//     either that others reap.
+//     each is stopped (T), traced (t), or waits in vfork(2) for a child that is stopped, with SIGSTOP pending. The
+//     agent reaps no process meanwhile, so one that starts another one and ends is seen. In a container no process was
+//     missed either that others reap.
 //   - Processes are stopped by levels. All of one level are stopped before their children get the signal, and
 //     children are continued before their parents. So no shell sees that its job was stopped.
 //   - A process that was stopped before the freeze stays stopped after the thaw.

@@ -234,7 +234,7 @@ func (n *Nodes) ready(pod *corev1.Pod) ([]byte, error) {
 		its := corev1.ContainerStatus{
 			Name: c.Name, Image: c.Image, ContainerID: containerID(pod, c.Name),
 			Ready: true, Started: &runs, RestartCount: int32(restarts),
-			AllocatedResources: c.Resources.Requests, Resources: &corev1.ResourceRequirements{Limits: c.Resources.Limits, Requests: c.Resources.Requests},
+			AllocatedResources: c.Resources.Requests, Resources: c.Resources.DeepCopy(),
 		}
 		if runs {
 			its.State.Running = &corev1.ContainerStateRunning{StartedAt: now}

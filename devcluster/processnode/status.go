@@ -50,8 +50,8 @@ func (w *worker) containerStatus() corev1.ContainerStatus {
 	case w.current != nil:
 		s.ContainerID = w.current.id
 		// A resize changes the latest spec only. It is allocated and in effect at once.
-		requests := w.pod.Spec.Containers[0].Resources
-		s.AllocatedResources, s.Resources = requests.Requests, &corev1.ResourceRequirements{Limits: requests.Limits, Requests: requests.Requests}
+		s.Resources = w.pod.Spec.Containers[0].Resources.DeepCopy()
+		s.AllocatedResources = s.Resources.Requests
 		s.State.Running = &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(w.current.startedAt)}
 		s.LastTerminationState.Terminated = w.exited
 	case w.waiting != nil && !w.ending():

@@ -157,7 +157,8 @@ func (g *ground) sleep(ctx context.Context, random *rand.Rand, id string) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	for ctx.Err() == nil {
-		e := g.Call(ctx, g.AnyAPI(random), history.Event{Kind: history.Sleep, Sandbox: id}, http.MethodPost, "/sandboxes/"+id+"/pause", "{}")
+		e := history.Event{Kind: history.Sleep, Sandbox: id}
+		e = g.Call(ctx, g.AnyAPI(random), e, http.MethodPost, "/sandboxes/"+id+"/pause", "{}")
 		if e.Code == http.StatusNoContent || e.Code == http.StatusNotFound || e.Code == http.StatusConflict {
 			return
 		}

@@ -280,7 +280,8 @@ func kinds() []string { return []string{"get", "post", "http2", "slow", "websock
 func TestRunInWhichTooLittleHappensFails(t *testing.T) {
 	full := history.Tally{
 		history.Requests: {history.Answered: 4000}, history.Receipts: {"": 1000}, history.Claims: {"": 30},
-		history.Releases: {history.Acknowledged: 6}, history.Reuses: {"": 20}, history.After: {"": 200}, history.Sleeps: {"": 8},
+		history.Releases: {history.Acknowledged: 6}, history.Reuses: {"": 20}, history.After: {"": 200},
+		history.Sleeps:  {"": 8},
 		history.Tempted: {"": 60}, history.Sent: {}, history.Faults: {},
 	}
 	for _, f := range allFaults() {
