@@ -255,7 +255,9 @@ func (c *Core) heedSandboxes(n sandboxes.Notice) {
 	case sandboxes.Tired:
 		c.tired(n.Sandbox)
 	case sandboxes.Routed:
-		c.closings.Drop(n.Sandbox.ID)
+		if !n.Sandbox.Sleeps() { // else its ports have changed while it closes
+			c.closings.Drop(n.Sandbox.ID)
+		}
 		c.routers.sendRoute(n.Sandbox)
 	case sandboxes.Turned:
 		c.resize(c.pods.Get(n.Sandbox.Pod), n.Sandbox)

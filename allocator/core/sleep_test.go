@@ -133,6 +133,23 @@ func TestSleepIsRefusedWhileARouterIsAway(t *testing.T) {
 	none[SendClose](s)
 }
 
+// Invariant: P27
+func TestClosingGoesOnWhenThePortsOfItsPoolChange(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{}, "q")
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
+	s.step(PoolSeen{changed(idlePool(1), func(p *Pool) { p.Agent.Port, p.Ports = 49983, []uint16{8081} })})
+	none[SendRoute](s)
+	s.acked("q", 1)
+	s.pass(window)
+	s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
+	if a := one[SandboxCallAnswered](s); a.Token != 7 || a.Status != CallOK {
+		t.Fatalf("answered %+v", a)
+	}
+	if got := s.view(sb.ID).Ports; len(got) != 1 || got[0] != 8081 {
+		t.Errorf("its ports are %v", got)
+	}
+}
+
 func TestClosingThatNeedsTooLongIsGivenUp(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{}, "q", "r")
 	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
