@@ -39,7 +39,8 @@ func (e *env) sleeper(pool, claim string) *sleeper {
 	e.t.Helper()
 	s, _ := e.claimOf(pool, claim)
 	b := &sleeper{e, s, filepath.Join(e.t.TempDir(), "beats")}
-	script := "while :; do echo beat >> " + b.file + "; sleep 0.1; done"
+	// The file is opened once, so that it does not come back when the test removes it.
+	script := "exec >> " + b.file + "; while :; do echo beat; sleep 0.1; done"
 	ctx, leave := context.WithCancel(e.t.Context())
 	defer leave() // a command goes on, and a stream that is open would be use
 	stream, err := e.agentOf(s).Start(ctx, connect.NewRequest(&processpb.StartRequest{
