@@ -346,18 +346,18 @@ func TestOptionsNameTheirFieldAndTheFix(t *testing.T) {
 // Invariant: P30
 func TestPathsThroughSymbolicLinksAreRefused(t *testing.T) {
 	h := home(t)
-	put(t, h+"/work/file", "x")
-	stream, _ := write(t, limits(h+"/work"))
-	require.NoError(t, os.Rename(h+"/work", h+"/there"))
-	require.NoError(t, os.Symlink("there", h+"/work"))
+	put(t, h+"/tree/file", "x")
+	stream, _ := write(t, limits(h+"/tree"))
+	require.NoError(t, os.Rename(h+"/tree", h+"/there"))
+	require.NoError(t, os.Symlink("there", h+"/tree"))
 	above := filepath.Dir(h) + "/above"
 	require.NoError(t, os.Symlink("home", above))
-	for _, p := range []string{h + "/work", above + "/there"} {
+	for _, p := range []string{h + "/tree", above + "/there"} {
 		_, err := archive.Write(t.Context(), io.Discard, limits(p))
 		require.ErrorIs(t, err, archive.ErrNotAllowed)
 		require.ErrorContains(t, err, "is a symbolic link: name the directory that it leads to")
 	}
-	_, err := restore(t, stream, limits(h+"/work"))
+	_, err := restore(t, stream, limits(h+"/tree"))
 	require.ErrorIs(t, err, archive.ErrNotAllowed)
 	require.FileExists(t, h+"/there/file")
 }
