@@ -144,7 +144,7 @@ func TestEveryFlagHasAnEnvironmentVariable(t *testing.T) {
 		"PUBLIC_URL": "http://a", "NAMESPACE": "n", "KUBECONFIG": "/k", "API_LISTEN": "127.0.0.1:1", "API_ADVERTISE": "b:5", "API_KEYS_NAMESPACE": "keys", "API_TLS_CERT": "/cert", "API_TLS_KEY": "/key", "ACCESS_KEY_FILE": "/access/key",
 		"CONTROL_LISTEN": "127.0.0.1:2", "CONTROL_ADVERTISE": "a:3", "CONTROL_TLS_DIR": "/tls", "POD_SECURITY": "privileged", "ADMIN_LISTEN": "127.0.0.1:4", "KUBE_QPS": "5", "KUBE_BURST": "6", "MAX_STALE": "7m", "CONNECT_WINDOW": "8s", "REAP_DRY_RUN": "true",
 		"LEASE_DURATION": "30s", "LEASE_RENEW": "20s", "LEASE_RETRY": "1s", "SHUTDOWN_AFTER": "9s", "CLAIM_WAIT": "3s", "CLAIM_QUEUE": "11", "TEAM_LIMITS": "/limits", "JOURNAL_BYTES_PER_SECOND": "70000", "KEY_CALLS_PER_SECOND": "2.5", "LOG_LEVEL": "debug", "WALL_CLOCK_OFFSET": "-10m",
-		"TRACES_TO": "http://collector:4317", "TRACE_PERCENT": "12.5",
+		"TRACES_TO": "http://collector:4317", "TRACE_PERCENT": "12.5", "ASLEEP_CPU": "50m",
 	} {
 		t.Setenv("BERTH_ALLOCATOR_"+name, value)
 	}
@@ -156,7 +156,7 @@ func TestEveryFlagHasAnEnvironmentVariable(t *testing.T) {
 		ControlListen: "127.0.0.1:2", ControlAdvertise: "a:3", ControlTLSDir: "/tls", PodSecurity: "privileged",
 		AdminListen: "127.0.0.1:4", KubeQPS: 5, KubeBurst: 6, MaxStale: 7 * time.Minute, ConnectWindow: 8 * time.Second, ReapDryRun: true,
 		LeaseDuration: 30 * time.Second, LeaseRenew: 20 * time.Second, LeaseRetry: time.Second, ShutdownAfter: 9 * time.Second, LogLevel: "debug", ClaimWait: 3 * time.Second, ClaimQueue: 11, TeamLimits: "/limits", JournalBytes: 70000, KeyCalls: 2.5, WallClockOffset: -10 * time.Minute,
-		TracesTo: "http://collector:4317", TracePercent: 12.5,
+		TracesTo: "http://collector:4317", TracePercent: 12.5, AsleepCPU: "50m",
 	}, f)
 	_, err = f.check()
 	require.NoError(t, err)
