@@ -92,6 +92,7 @@ type (
 	Configure           = step.Configure
 	StartSandbox        = step.StartSandbox
 	Freeze              = step.Freeze
+	WriteArchive        = step.WriteArchive
 	Thaw                = step.Thaw
 	SendClose           = step.SendClose
 	SandboxAsleep       = step.SandboxAsleep

@@ -146,6 +146,10 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.sandboxes.Thawed(ev.ID, ev.Revision, ev.OK, ev.Why)
 	case Sleep:
 		c.fallAsleep(ev)
+	case Archive:
+		c.archive(ev)
+	case ArchiveWritten:
+		c.sandboxes.ArchiveWritten(ev.ID, ev.Token, ev.OK, ev.Why)
 	case Pressure:
 		c.claims.Pressure(ev.On)
 	case TeamLimits:

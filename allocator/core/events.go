@@ -72,6 +72,13 @@ type (
 		OK       bool
 		Why      string
 	}
+	// ArchiveWritten is the outcome of a WriteArchive. Why is as in Started.
+	ArchiveWritten struct {
+		ID    string
+		Token uint64
+		OK    bool
+		Why   string
+	}
 	// Pressure: journaled changes reach the Sandbox objects too slowly, or not at all. While it is
 	// on, new claims are refused.
 	Pressure struct{ On bool }
@@ -135,6 +142,14 @@ type (
 		Token uint64
 		Scope Scope
 		ID    string
+	}
+	// Archive has the files of a sandbox archived while its processes are stopped. One that runs does so afterwards.
+	// SandboxCallAnswered answers it. The core passes the Values to WriteArchive.
+	Archive struct {
+		Token  uint64
+		Scope  Scope
+		ID     string
+		Values Values
 	}
 
 	// SessionJoined: a router opened a stream. Stream numbers are not reused within a term. From
@@ -249,6 +264,8 @@ func (Configured) event()     {}
 func (Frozen) event()         {}
 func (Thawed) event()         {}
 func (Sleep) event()          {}
+func (Archive) event()        {}
+func (ArchiveWritten) event() {}
 func (Pressure) event()       {}
 func (Closing) event()        {}
 func (Written) event()        {}

@@ -64,6 +64,8 @@ func (j *job) String() string {
 		return "freeze " + e.Sandbox.ID
 	case Thaw:
 		return "thaw " + e.Sandbox.ID
+	case WriteArchive:
+		return "archive " + e.Sandbox.ID
 	case DeletePod:
 		return "delete " + e.Pod.Name
 	case RecyclePod:
@@ -385,6 +387,8 @@ func (w *world) attempt(j *job, luck int) bool {
 		return w.orderAgent(j, e.Sandbox, luck)
 	case Thaw:
 		return w.orderAgent(j, e.Sandbox, luck)
+	case WriteArchive:
+		w.writeArchive(j, e, luck)
 	case StartSandbox:
 		// The hook may be called any number of times.
 		switch luck {

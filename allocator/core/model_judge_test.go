@@ -349,6 +349,10 @@ func (w *world) judgeJob(e Effect) {
 				t.Fatalf("%d agents are configured for a claim of %d sandboxes", v.tried, v.count)
 			}
 		}
+	case WriteArchive:
+		if durable := w.disk.sandboxes[e.Sandbox.ID].Phase; durable != FallingAsleep && durable != Asleep && !w.released(e.Sandbox.ID) {
+			t.Fatalf("%s is to be archived, and durable is phase %d", e.Sandbox.ID, durable)
+		}
 	case CreatePod:
 		if p := w.pool(e.Pool); p.sent.Refused != "" {
 			t.Fatalf("pod %s is to be made from a template that is refused", e.Name)

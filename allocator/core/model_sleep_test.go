@@ -21,8 +21,8 @@ type simAgent struct {
 	order        Revision // the newest that it has obeyed
 }
 
-// sleeps counts the sandboxes that have fallen asleep, wakes those that were woken.
-var sleeps, wakes atomic.Int64
+// sleeps counts the sandboxes that have fallen asleep, wakes those that were woken, archives the archives.
+var sleeps, wakes, archives atomic.Int64
 
 // orderAgent carries out a Freeze or a Thaw. It reports whether the outcome is known.
 func (w *world) orderAgent(j *job, s Sandbox, luck int) bool {
@@ -54,6 +54,17 @@ func (w *world) orderAgent(j *job, s Sandbox, luck int) bool {
 		j.report = []Event{Thawed{ID: s.ID, Revision: s.Revision, OK: !superseded && !fails, Why: "no"}}
 	}
 	return true
+}
+
+// writeArchive has the agent of a sandbox write an archive, which it does only while it has stopped the processes.
+func (w *world) writeArchive(j *job, e WriteArchive, luck int) {
+	p := w.pod(e.Sandbox.Pod)
+	ok := luck <= landsReportedLate && p.exists && p.configured == e.Sandbox.ID && p.agent.frozen
+	if w.archived[e.Token] = ok; ok {
+		w.judgeFrozen(e.Sandbox)
+		archives.Add(1)
+	}
+	j.report = []Event{ArchiveWritten{ID: e.Sandbox.ID, Token: e.Token, OK: ok, Why: "no"}}
 }
 
 // agentsThaw lets the agents continue what they were not told to keep.
@@ -108,6 +119,15 @@ func (w *world) wakeCall() {
 	w.step(SetTimeout{Token: token, Scope: everyTeam, ID: id, Lifetime: time.Duration(1+w.draw(4)) * 15 * time.Second, Extend: true, Wake: true})
 }
 
+func (w *world) archiveCall() {
+	token, id := w.token(), w.anyID()
+	if ids := w.sleepers(); len(ids) > 0 && w.draw(2) == 0 {
+		id = ids[w.draw(len(ids))]
+	}
+	w.kept[token] = keptCall{id: id, archives: true}
+	w.step(Archive{Token: token, Scope: everyTeam, ID: id})
+}
+
 // requestForSleeper is a request that a router lets wait for a sandbox that is asleep.
 func (w *world) requestForSleeper() {
 	r := pick(w, w.routers, func(r *router) bool { return connected(r) && r.joined })
@@ -131,6 +151,9 @@ func (w *world) sleepers() (ids []string) {
 func (w *world) judgeSleepCall(call keptCall, e SandboxCallAnswered) {
 	durable := w.disk.sandboxes[call.id].Phase
 	switch {
+	case call.archives && e.Status == CallOK && !w.archived[e.Token]:
+		w.t.Fatalf("the files of %s are said to be archived, and are not", call.id)
+	case call.archives: // asleep or not
 	case call.sleeps && e.Status == CallOK && durable != Asleep && durable != Waking && durable != Released:
 		w.t.Fatalf("%s is said to be asleep, durable is phase %d", call.id, durable)
 	case !call.sleeps && e.Status == CallOK && (durable == FallingAsleep || durable == Asleep):

@@ -96,8 +96,8 @@ func TestCoreAndJournalKeepTheirGuaranteesInAnyHistory(t *testing.T) {
 		if int(worlds.Load()) == len(profiles) && verdicts.Load() == 0 {
 			t.Error("nothing was ever released for being idle")
 		}
-		if int(worlds.Load()) == len(profiles) && (sleeps.Load() == 0 || wakes.Load() == 0) {
-			t.Errorf("%d sandboxes fell asleep, %d woke", sleeps.Load(), wakes.Load())
+		if int(worlds.Load()) == len(profiles) && (sleeps.Load() == 0 || wakes.Load() == 0 || archives.Load() == 0) {
+			t.Errorf("%d sandboxes fell asleep, %d woke, %d archives were written", sleeps.Load(), wakes.Load(), archives.Load())
 		}
 	})
 	for _, p := range profiles {
@@ -284,6 +284,7 @@ func (w *world) table(p profile) []action {
 		{"keep-alive", w.keepAlive},
 		{"sleep", w.sleepCall},
 		{"wake", w.wakeCall},
+		{"archive", w.archiveCall},
 		{"request for a sleeper", w.requestForSleeper},
 		{"set timeout", w.setTimeout},
 		{"stray", func() {

@@ -280,8 +280,8 @@ func (w *world) routersWork() {
 
 // keptCall is a KeepAlive, or, if it moves the end, a SetTimeout.
 type keptCall struct {
-	id          string
-	end, sleeps bool
+	id                    string
+	end, sleeps, archives bool
 }
 
 func (w *world) keepAlive() {
@@ -306,7 +306,7 @@ func (w *world) judgeKept(e SandboxCallAnswered) {
 	}
 	delete(w.kept, e.Token)
 	w.judgeSleepCall(call, e)
-	if e.Status != CallOK || call.sleeps {
+	if e.Status != CallOK || call.sleeps || call.archives {
 		return
 	}
 	id := call.id

@@ -82,6 +82,7 @@ type world struct {
 	batches  map[string][]Sandbox
 	closing  map[string]bool // a verdict has closed it
 	unthawed map[string]bool // its agent did not continue it
+	archived map[uint64]bool // by the token of the call: whether the archive was written
 	complete map[string]bool
 
 	// held is what does not go on by itself: see scenario_test.go.
@@ -115,7 +116,7 @@ func newWorld(t tb, draws func(int) int) *world {
 		records: map[string]*simRecord{}, known: map[PodKey]int{}, holders: map[netip.Addr]string{},
 		claims: map[uint64]*simClaim{}, given: map[uint64]string{}, releases: map[uint64]string{}, declared: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
 		envoys: map[int]*simEnvoy{}, kept: map[uint64]keptCall{}, activeAt: map[string]time.Duration{}, judgedBy: map[string]uint64{}, batches: map[string][]Sandbox{}, complete: map[string]bool{},
-		closing: map[string]bool{}, unthawed: map[string]bool{},
+		closing: map[string]bool{}, unthawed: map[string]bool{}, archived: map[uint64]bool{},
 		fired: map[string]bool{}, acknowledged: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
 		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, judged: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, tampered: map[string]bool{}, hadAddress: map[netip.Addr]map[PodKey]bool{},
 	}
@@ -380,7 +381,7 @@ func (w *world) do(effects []Effect) {
 				continue
 			}
 			writes = slices.DeleteFunc(writes, same)
-		case CreatePod, DeletePod, RecyclePod, PoolDrained, DeleteObject, LabelPod, SyncPod, ResizePod, ReadLog, StartSandbox, Configure, Freeze, Thaw:
+		case CreatePod, DeletePod, RecyclePod, PoolDrained, DeleteObject, LabelPod, SyncPod, ResizePod, ReadLog, StartSandbox, Configure, Freeze, Thaw, WriteArchive:
 			w.judgeJob(e)
 		case SendSnapshot, SendRoute, SendRelease, SendResolved, SendClose, SendPong, SendQuiesce, SendResume, CloseStream:
 			w.deliver(e)

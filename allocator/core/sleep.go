@@ -27,6 +27,8 @@ func (c *Core) fallAsleep(ev Sleep) {
 		e.Status = CallUnknown
 	case !sb.Lives():
 		e.Status = CallGone
+	case sb.Archived():
+		e.Why = "its files are being archived"
 	case closing && why != sandboxes.Called:
 		c.sandboxes.JoinSleep(sb, ev.Token)
 		return
@@ -39,6 +41,34 @@ func (c *Core) fallAsleep(ev Sleep) {
 	default:
 		if e.Why = c.cannotClose(); e.Why == "" {
 			c.sandboxes.Close(sb, sandboxes.Called, ev.Token)
+			return
+		}
+	}
+	c.Emit(e)
+}
+
+// archive acts on a call that has the files of a sandbox archived.
+func (c *Core) archive(ev Archive) {
+	sb := c.sandboxes.Seen(ev.ID, ev.Scope)
+	e := SandboxCallAnswered{Token: ev.Token, Status: CallNotReady}
+	if sb != nil {
+		e.Sandbox = sb.Sandbox
+	}
+	switch {
+	case sb == nil:
+		e.Status = CallUnknown
+	case !sb.Lives():
+		e.Status = CallGone
+	case sb.CanArchive():
+		c.sandboxes.Archive(sb, ev.Token, ev.Values)
+		return
+	case c.sandboxes.CannotSleep(sb) != "":
+		e.Status, e.Why = CallUnfit, c.sandboxes.CannotSleep(sb)
+	case !c.sandboxes.CanSleep(sb):
+		e.Why = "it starts, falls asleep or wakes, or another archive of it is being written"
+	default:
+		if e.Why = c.cannotClose(); e.Why == "" {
+			c.sandboxes.Archive(sb, ev.Token, ev.Values)
 			return
 		}
 	}

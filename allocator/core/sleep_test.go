@@ -299,6 +299,95 @@ func TestSandboxThatCannotFreezeRunsOn(t *testing.T) {
 	}
 }
 
+// Invariant: P31
+func TestRunningSandboxSleepsWhileItIsArchived(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{AtEnd: true}, "q")
+	s.step(Archive{Token: 7, Scope: everyTeam, ID: sb.ID})
+	one[SendClose](s)
+	s.acked("q", 1)
+	none[WriteArchive](s)
+	s.pass(window)
+	freeze := one[Freeze](s)
+	s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true}) // waits, and neither ends the archive nor moves the end
+	if r := one[SendResolved](s); r.Sandbox != nil || r.Sleeper == nil || !r.Sleeper.Wakeable {
+		t.Fatalf("%+v", r)
+	}
+	s.step(Frozen{ID: sb.ID, Revision: freeze.Sandbox.Revision, OK: true})
+	none[Thaw](s)
+	w := one[WriteArchive](s)
+	for _, call := range []Event{Sleep{Token: 8, Scope: everyTeam, ID: sb.ID}, Archive{Token: 9, Scope: everyTeam, ID: sb.ID}} {
+		s.step(call)
+		if a := one[SandboxCallAnswered](s); a.Status != CallNotReady || a.Why == "" {
+			t.Errorf("%T: %+v", call, a)
+		}
+	}
+	s.step(KeepAlive{Token: 10, Scope: everyTeam, ID: sb.ID})
+	if a := one[SandboxCallAnswered](s); a.Status != CallOK {
+		t.Errorf("%+v", a)
+	}
+	s.step(ArchiveWritten{ID: sb.ID, Token: 6, OK: true}) // of an earlier call
+	none[Thaw](s)
+	s.step(ArchiveWritten{ID: sb.ID, Token: w.Token, OK: true})
+	none[SandboxCallAnswered](s)
+	s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, OK: true})
+	one[SendRoute](s)
+	none[SandboxAwake](s) // it was never asleep for a person
+	if a := one[SandboxCallAnswered](s); a.Token != 7 || a.Status != CallOK {
+		t.Errorf("%+v", a)
+	}
+	if got := s.view(sb.ID); got.Phase != Running || !got.EndAt.Equal(sb.EndAt) {
+		t.Errorf("it is %+v", got)
+	}
+}
+
+func TestFailedArchiveLeavesTheSandboxAsItWas(t *testing.T) {
+	for name, asleep := range map[string]bool{"running": false, "asleep": true} {
+		t.Run(name, func(t *testing.T) {
+			s, sb := sleepSim(t, fact.SleepPolicy{})
+			if asleep {
+				s.asleep(sb.ID)
+				s.step(Archive{Token: 7, Scope: everyTeam, ID: sb.ID})
+			} else {
+				s.step(Archive{Token: 7, Scope: everyTeam, ID: sb.ID})
+				s.pass(window)
+				s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
+			}
+			w := one[WriteArchive](s)
+			s.step(ArchiveWritten{ID: sb.ID, Token: w.Token, Why: "the store is full"})
+			if !asleep {
+				s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, OK: true})
+			}
+			if a := one[SandboxCallAnswered](s); a.Token != 7 || a.Status != CallRefused || a.Why != "the store is full" {
+				t.Errorf("%+v", a)
+			}
+			if got := s.view(sb.ID); got.Phase != map[bool]Phase{false: Running, true: Asleep}[asleep] {
+				t.Errorf("it is %+v", got)
+			}
+		})
+	}
+}
+
+func TestReleaseAndWakeEndAnArchive(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	s.asleep(sb.ID)
+	s.step(Archive{Token: 7, Scope: everyTeam, ID: sb.ID})
+	w := one[WriteArchive](s)
+	s.step(SetTimeout{Token: 8, Scope: everyTeam, ID: sb.ID, Lifetime: time.Minute, Extend: true, Wake: true})
+	s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, OK: true})
+	answers := of[SandboxCallAnswered](s.effects)
+	if len(answers) != 2 || answers[0].Token != 7 || answers[0].Status != CallRefused || answers[1].Status != CallOK {
+		t.Fatalf("%+v", answers)
+	}
+	s.step(ArchiveWritten{ID: sb.ID, Token: w.Token, Why: "the stream was cut off"})
+	none[SandboxCallAnswered](s)
+
+	s.step(Archive{Token: 9, Scope: everyTeam, ID: sb.ID})
+	s.step(Release{Scope: everyTeam, ID: sb.ID})
+	if a := one[SandboxCallAnswered](s); a.Token != 9 || a.Status != CallGone {
+		t.Errorf("%+v", a)
+	}
+}
+
 func TestEndOfASandboxBecomesItsSleep(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{AtEnd: true}, "q")
 	for round := 1; ; round++ {

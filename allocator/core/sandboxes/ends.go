@@ -95,6 +95,10 @@ func (t *Table) Release(token uint64, scope step.Scope, id, reason string) {
 
 // KeepAlive counts a call as activity.
 func (t *Table) KeepAlive(token uint64, scope step.Scope, id string) {
+	if sb := t.Seen(id, scope); sb != nil && sb.Lives() && sb.Archived() { // it wakes soon, which counts as use
+		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallOK, Sandbox: sb.Sandbox})
+		return
+	}
 	if sb := t.use(token, scope, id, false); sb != nil {
 		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallOK, Sandbox: sb.Sandbox})
 	}
@@ -116,7 +120,11 @@ func (t *Table) use(token uint64, scope step.Scope, id string, wakes bool) *Sand
 		t.Open(sb, "")
 	}
 	if sb.Sleeps() && !wakes {
-		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallAsleep, Sandbox: sb.Sandbox})
+		status := step.CallAsleep
+		if sb.Archived() {
+			status = step.CallNotReady
+		}
+		t.Emit(step.SandboxCallAnswered{Token: token, Status: status, Sandbox: sb.Sandbox})
 		return nil
 	}
 	t.idle.Note(sb.ID, activity.Keepalive, t.Now.Boot)

@@ -24,9 +24,10 @@ type Why int
 
 // Why a sandbox falls asleep.
 const (
-	Called   Why = iota // a call has asked for it
-	AtEnd               // its end has come
-	WhenIdle            // a verdict has found it idle
+	Called     Why = iota // a call has asked for it
+	AtEnd                 // its end has come
+	WhenIdle              // a verdict has found it idle
+	ForArchive            // its files are to be archived; it wakes then
 )
 
 // sleep is how far a sandbox is on its way from Close until it runs again.
@@ -44,6 +45,16 @@ type sleep struct {
 	endAt time.Duration // the same on the boot clock; 0: none
 	// failed says why it did not fall asleep.
 	failed string
+	// archive is the one that is written of its files, or is to be; nil: none is.
+	archive *archive
+}
+
+// archive is an archive of the files of a sandbox. token is that of its caller, and why says why there is none.
+type archive struct {
+	token   uint64
+	values  step.Values
+	written bool
+	why     string
 }
 
 // waker is a caller that waits for a sandbox to run, and to live until a time on the boot clock at least.
@@ -68,7 +79,15 @@ func (sb *Sandbox) Wakes() bool { return sb.sleep != nil && sb.sleep.wake }
 
 // MayWake reports whether a request may wake the sandbox, or end the sleep that it is about to begin.
 func (sb *Sandbox) MayWake() bool {
-	return sb.sleep != nil && (sb.sleep.why == WhenIdle || sb.Sleep.WakeOnTraffic || sb.Wakeable)
+	return sb.sleep != nil && (sb.sleep.why == WhenIdle || sb.sleep.why == ForArchive || sb.Sleep.WakeOnTraffic || sb.Wakeable)
+}
+
+// Archived reports whether the sandbox sleeps for nothing but an archive of its files.
+func (sb *Sandbox) Archived() bool { return sb.sleep != nil && sb.sleep.why == ForArchive }
+
+// CanArchive reports whether a sandbox is asleep and its files can be archived.
+func (sb *Sandbox) CanArchive() bool {
+	return sb.Phase == fact.Asleep && sb.sleep.pending == 0 && !sb.sleep.wake && sb.sleep.archive == nil
 }
 
 // CanSleep reports whether a sandbox runs and can be closed.
@@ -107,6 +126,47 @@ func (t *Table) JoinSleep(sb *Sandbox, token uint64) {
 	sb.sleep.sleepers = append(sb.sleep.sleepers, token)
 }
 
+// Archive has the files of a sandbox archived. One that is asleep sleeps on. Another one can sleep: it does that for as
+// long as the archive is written. The token is answered then.
+func (t *Table) Archive(sb *Sandbox, token uint64, values step.Values) {
+	a := &archive{token: token, values: values}
+	if sb.Phase == fact.Asleep {
+		sb.sleep.archive = a
+		t.Emit(step.WriteArchive{Token: token, Sandbox: sb.Sandbox, Values: values})
+		return
+	}
+	t.Close(sb, ForArchive, 0)
+	sb.sleep.archive = a
+}
+
+// ArchiveWritten acts on the outcome of a WriteArchive.
+func (t *Table) ArchiveWritten(id string, token uint64, ok bool, why string) {
+	sb := t.byID[id]
+	if sb == nil || sb.sleep == nil || sb.sleep.archive == nil || sb.sleep.archive.token != token {
+		return
+	}
+	a := sb.sleep.archive
+	a.written, a.why = ok, why
+	if sb.Archived() {
+		sb.sleep.end, sb.sleep.endAt = sb.EndAt, sb.endAt // a request that waits does not move it
+		t.wakeUp(sb)
+		return
+	}
+	sb.sleep.archive = nil
+	t.answerArchive(a, sb)
+}
+
+// answerArchive answers the caller of Archive, if there is one.
+func (t *Table) answerArchive(a *archive, sb *Sandbox) {
+	switch {
+	case a == nil:
+	case a.written:
+		t.answer([]uint64{a.token}, step.CallOK, sb, "")
+	default:
+		t.answer([]uint64{a.token}, step.CallRefused, sb, cmp.Or(a.why, "it woke meanwhile"))
+	}
+}
+
 // Open gives up the sleep of a sandbox that closes. Routers get its route again.
 func (t *Table) Open(sb *Sandbox, why string) {
 	s := t.awake(sb)
@@ -114,6 +174,9 @@ func (t *Table) Open(sb *Sandbox, why string) {
 	t.markRunning(sb, t.Now.Boot, activity.Unknown)
 	t.schedule(sb)
 	t.answer(s.sleepers, step.CallNotReady, sb, why)
+	if s.archive != nil {
+		t.answer([]uint64{s.archive.token}, step.CallNotReady, sb, why)
+	}
 	t.answerWakers(s.wakers, sb)
 	t.Notify(Routed{sb})
 }
@@ -151,6 +214,8 @@ func (t *Table) Frozen(id string, revision fact.Revision, ok bool, why string) {
 		return
 	}
 	switch {
+	case sb.Phase == fact.FallingAsleep && ok && sb.Archived():
+		t.Emit(step.WriteArchive{Token: sb.sleep.archive.token, Sandbox: sb.Sandbox, Values: sb.sleep.archive.values})
 	case sb.Phase == fact.FallingAsleep && ok && sb.sleep.wake && len(sb.sleep.sleepers) == 0:
 		t.wakeUp(sb)
 	case sb.Phase == fact.FallingAsleep && ok:
@@ -269,9 +334,13 @@ func (t *Table) Thawed(id string, revision fact.Revision, ok bool, why string) {
 	t.markRunning(sb, t.Now.Boot, activity.Claim)
 	t.Notify(Routed{sb})
 	awake.Sandbox = sb.Sandbox
-	if s.failed == "" {
+	if s.failed == "" && s.why != ForArchive {
 		t.Emit(awake)
 	}
+	if s.archive != nil && s.failed != "" {
+		s.archive.why = s.failed
+	}
+	t.answerArchive(s.archive, sb)
 	t.answerWakers(s.wakers, sb)
 	t.answer(s.sleepers, step.CallRefused, sb, s.failed)
 }

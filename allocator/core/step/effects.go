@@ -75,6 +75,13 @@ type (
 	}
 	// Thaw has the agent continue all processes. Thawed answers it.
 	Thaw struct{ Sandbox fact.Sandbox }
+	// WriteArchive has the files of a sandbox archived, whose processes are stopped. The Values are those of its call.
+	// ArchiveWritten answers it, with its Token.
+	WriteArchive struct {
+		Token   uint64
+		Sandbox fact.Sandbox
+		Values  Values
+	}
 	// StartSandbox calls the pool's postStart hook. Started answers it.
 	StartSandbox struct{ Sandbox fact.Sandbox }
 	// WriteObject writes the Sandbox object. ObjectWritten answers it. Only the latest of several for one
@@ -157,7 +164,7 @@ type (
 		Outstanding int
 	}
 
-	// SandboxCallAnswered answers a KeepAlive, a SetTimeout or a Sleep with the sandbox. CallGone: it was released, or
+	// SandboxCallAnswered answers a KeepAlive, a SetTimeout, a Sleep or an Archive with the sandbox. CallGone: it was released, or
 	// its release is on its way into the journal. Why says for people why a sandbox does not sleep.
 	SandboxCallAnswered struct {
 		Token   uint64
@@ -339,7 +346,7 @@ const (
 	NotAccepted
 )
 
-// CallStatus is the outcome of a Release, a KeepAlive, a SetTimeout or a Sleep.
+// CallStatus is the outcome of a Release, a KeepAlive, a SetTimeout, a Sleep or an Archive.
 type CallStatus int
 
 // The outcomes of a call about a sandbox.
@@ -349,7 +356,7 @@ const (
 	CallOK
 	CallAsleep   // it is asleep, or about to be
 	CallNotReady // it starts, or a router that may send it requests cannot be asked to stop that
-	CallRefused  // its processes could not be stopped
+	CallRefused  // its processes could not be stopped, or its archive was not written
 	CallUnfit    // its pod cannot sleep
 )
 
@@ -373,6 +380,7 @@ func (SyncPod) effect()             {}
 func (StartSandbox) effect()        {}
 func (Freeze) effect()              {}
 func (Thaw) effect()                {}
+func (WriteArchive) effect()        {}
 func (SendClose) effect()           {}
 func (SandboxAsleep) effect()       {}
 func (SandboxAwake) effect()        {}
