@@ -13,6 +13,8 @@
 //	keep    frozen -> kept. Awake: they are stopped first, because the agent has continued them meanwhile
 //	thaw    frozen or kept -> awake
 //
+// [Freezer.Hold] has them stay stopped while their files are archived. The time of Options.Hold begins anew when that ends.
+//
 // [Freezer.Wake] and [Freezer.End] are for signals that the agent gets. After End nothing is stopped any more, so that
 // the sandbox can use its grace period.
 //
@@ -34,6 +36,8 @@
 //     A process that waits in the kernel for longer, such as for a disk, makes it fail.
 //   - An order that is older than the newest one that was taken is refused with [ErrSuperseded]. The same order again
 //     is answered as before if what it asks for still holds, and is else carried out again.
+//   - The context of a [Freezer.Hold] ends before a process runs. Nothing that continues the processes waits for its
+//     release.
 //   - The agent starts no process from the beginning of a freeze to the end of the thaw. [Freezer.AfterFunc] does not
 //     count that time.
 //

@@ -1,6 +1,7 @@
 package freeze
 
 import (
+	"context"
 	"errors"
 	"os"
 	"sync"
@@ -23,8 +24,14 @@ const (
 	holdLook = time.Second
 )
 
-// ErrSuperseded is the error of an order that is older than the newest one that was taken.
-var ErrSuperseded = errors.New("a newer order was obeyed")
+var (
+	// ErrSuperseded is the error of an order that is older than the newest one that was taken.
+	ErrSuperseded = errors.New("a newer order was obeyed")
+	// ErrAwake is the error of a Hold while the processes run, and the cause of its end when they are continued.
+	ErrAwake = errors.New("the processes run")
+	// ErrHeld is the error of a Hold during another one.
+	ErrHeld = errors.New("the processes are held already")
+)
 
 // Options are what a Freezer is made of.
 type Options struct {
@@ -55,9 +62,14 @@ type Freezer struct {
 	// newest is the newest order that was taken, and answer what was answered. until is the end of the hold on the boot
 	// clock, and thaw looks for it.
 	newest initbox.Order
+	// floor is the newest order of a Hold. Older ones are refused. One of the same revision is not, because the order to
+	// keep the freeze may come after that to archive.
+	floor  initbox.Order
 	answer initbox.Obeyed
 	until  time.Duration
 	thaw   *time.Timer
+	// held ends the context of a Hold that was not released. Else it is nil.
+	held context.CancelCauseFunc
 
 	mu sync.Mutex
 	// awake is closed unless processes are being stopped, are stopped, or are being continued.
@@ -104,7 +116,7 @@ func (f *Freezer) Obey(o initbox.Order) (initbox.Obeyed, error) {
 	f.obeying.Lock()
 	defer f.obeying.Unlock()
 	again := o == f.newest
-	if !again && !newer(o, f.newest) {
+	if newer(f.floor, o) || !again && !newer(o, f.newest) {
 		return initbox.Obeyed{}, ErrSuperseded
 	}
 	if again && (f.state == awake) == (o.Kind == initbox.Thaw) {
@@ -132,6 +144,38 @@ func (f *Freezer) Obey(o initbox.Order) (initbox.Obeyed, error) {
 	}
 	f.answer = initbox.Obeyed{Processes: n, TookMS: time.Since(begun).Milliseconds()}
 	return f.answer, nil
+}
+
+// Hold keeps processes that are stopped from being continued at the end of Options.Hold, until release is called. Its
+// order is as those of Obey: the error is ErrSuperseded, ErrAwake or ErrHeld. What else continues the processes, such as
+// an order, does not wait for release. It ends the context before the first of them runs, with the cause ErrAwake.
+func (f *Freezer) Hold(ctx context.Context, term, counter uint64) (held context.Context, release func(), err error) {
+	f.obeying.Lock()
+	defer f.obeying.Unlock()
+	order := initbox.Order{Term: term, Counter: counter}
+	switch {
+	case newer(f.newest, order) || newer(f.floor, order):
+		return nil, nil, ErrSuperseded
+	case f.state == awake:
+		return nil, nil, ErrAwake
+	case f.held != nil:
+		return nil, nil, ErrHeld
+	}
+	f.floor = order
+	held, f.held = context.WithCancelCause(ctx)
+	return held, f.release, nil
+}
+
+// release ends a Hold.
+func (f *Freezer) release() {
+	f.obeying.Lock()
+	defer f.obeying.Unlock()
+	f.held(nil)
+	f.held = nil
+	if f.state == frozen {
+		f.until = bootclock.Now() + f.o.Hold
+		f.look()
+	}
 }
 
 // newer reports whether a is newer than b.
@@ -183,6 +227,9 @@ func (f *Freezer) wake() (n int) {
 	if f.state == awake {
 		return 0
 	}
+	if f.held != nil {
+		f.held(ErrAwake)
+	}
 	n = f.tree.resume()
 	f.state = awake
 	if f.thaw != nil {
@@ -202,7 +249,7 @@ func (f *Freezer) look() {
 		f.obeying.Lock()
 		defer f.obeying.Unlock()
 		switch {
-		case f.state != frozen:
+		case f.state != frozen || f.held != nil:
 		case bootclock.Now() >= f.until:
 			f.wake()
 		default:

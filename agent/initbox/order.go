@@ -9,8 +9,8 @@ import (
 const (
 	// SleepPath is that of the call of the agent that takes an order.
 	SleepPath = "/sleep"
-	// MaxSealedOrder bounds the box of an order in bytes: escaping makes six bytes of one at most.
-	MaxSealedOrder = 6*maxID + 1<<10
+	// MaxSealedOrder bounds the box of an Order or a FilesOrder in bytes: escaping makes six bytes of one at most.
+	MaxSealedOrder = 6*(maxID+maxPaths*maxFilesPath) + 1<<10
 )
 
 // Kind is what an Order asks for.
@@ -48,7 +48,9 @@ func (o *Order) Check() error {
 }
 
 // SealOrder returns the box of o. The error is that of o.Check.
-func (p *Peer) SealOrder(o *Order) ([]byte, error) {
+func (p *Peer) SealOrder(o *Order) ([]byte, error) { return p.sealOrder(o) }
+
+func (p *Peer) sealOrder(o interface{ Check() error }) ([]byte, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
@@ -75,10 +77,10 @@ type Obeyed struct {
 	TookMS    int64 `json:"took_ms"`
 }
 
-// Reason says why processes were not stopped.
+// Reason says why an order was not obeyed.
 type Reason string
 
-// The reasons.
+// Reasons why processes were not stopped.
 const (
 	NotPermitted Reason = "not_permitted"
 	StillRuns    Reason = "still_runs"
