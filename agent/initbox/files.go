@@ -1,6 +1,7 @@
 package initbox
 
 import (
+	"cmp"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -156,8 +157,15 @@ type FilesRefusal struct {
 	Reason Reason `json:"reason"`
 }
 
+// Known reports whether r has a reason that this package names for files.
+func (r *FilesRefusal) Known() bool { return r.known() != "" }
+
 // Error is for people. It has nothing in it that the sandbox has chosen.
 func (r *FilesRefusal) Error() string {
+	return cmp.Or(r.known(), "the agent could not archive or restore the files: its log says why")
+}
+
+func (r *FilesRefusal) known() string {
 	switch r.Reason {
 	case NotFrozen:
 		return "the processes of the sandbox run: files are archived only while all of them are stopped"
@@ -180,5 +188,5 @@ func (r *FilesRefusal) Error() string {
 	case NoSpace:
 		return "the file system of the pod is full"
 	}
-	return "the agent could not archive or restore the files: its log says why"
+	return ""
 }

@@ -101,7 +101,7 @@ func (c *Caller) Configure(ctx context.Context, s core.Sandbox, values *Values) 
 	peer, _ := c.known.Get(before)
 	c.known.Remove(before) // a pod is claimed once
 	return c.call(ctx, at(s), func(l *line) error {
-		code, _, err := c.deliver(l, &peer, initbox.Path, func() ([]byte, error) { return peer.Seal(config) })
+		code, _, err := c.deliver(l, &peer, func() ([]byte, error) { return peer.Seal(config) }, l.post(initbox.Path))
 		if err == nil && code != http.StatusNoContent {
 			err = fmt.Errorf("the agent answered %d to its configuration", code)
 		}
@@ -229,7 +229,7 @@ func (c *Caller) call(ctx context.Context, agent netip.AddrPort, f func(*line) e
 	if !c.o.Leads() { // the process was paused in between
 		return ErrDeposed
 	}
-	err = f(&line{conn: conn, from: bufio.NewReader(conn), host: address})
+	err = f(&line{conn: conn, from: bufio.NewReader(moving{conn}), host: address})
 	switch {
 	case !c.o.Leads():
 		return ErrDeposed
@@ -247,6 +247,17 @@ type line struct {
 	most int64 // bytes of an answer; 0: maxAnswer
 }
 
+// stillness is how long an agent may send nothing.
+const stillness = 30 * time.Second
+
+// moving reads from a connection for as long as it is not still.
+type moving struct{ net.Conn }
+
+func (m moving) Read(p []byte) (int, error) {
+	_ = m.SetReadDeadline(time.Now().Add(stillness)) // it is closed
+	return m.Conn.Read(p)
+}
+
 // meet asks an agent for its key.
 func (c *Caller) meet(l *line) (*initbox.Peer, error) {
 	hello, err := l.hello()
@@ -259,8 +270,11 @@ func (c *Caller) meet(l *line) (*initbox.Peer, error) {
 	return c.sealer.For(hello.PublicKey), nil
 }
 
-// deliver sends a box that seal has made for a peer. It asks the agent for its key if the peer is nil or does not fit any more.
-func (c *Caller) deliver(l *line, peer **initbox.Peer, path string, seal func() ([]byte, error)) (code int, answer []byte, err error) {
+// deliver has send send a box that seal has made for a peer. It asks the agent for its key if the peer is nil or does not fit
+// any more.
+func (c *Caller) deliver(l *line, peer **initbox.Peer, seal func() ([]byte, error), send func(box []byte) (int, []byte, error)) (
+	code int, answer []byte, err error,
+) {
 	known := *peer != nil
 	for {
 		if !known {
@@ -272,12 +286,17 @@ func (c *Caller) deliver(l *line, peer **initbox.Peer, path string, seal func() 
 		if err != nil {
 			return 0, nil, err
 		}
-		code, answer, err = l.exchange(http.MethodPost, path, "", sealed)
+		code, answer, err = send(sealed)
 		if !known || err != nil || code != http.StatusUnauthorized {
 			return code, answer, err
 		}
 		known = false // the agent has started again meanwhile
 	}
+}
+
+// post sends a box for deliver.
+func (l *line) post(path string) func(box []byte) (int, []byte, error) {
+	return func(box []byte) (int, []byte, error) { return l.exchange(http.MethodPost, path, "", box) }
 }
 
 func (l *line) hello() (h initbox.Hello, err error) {
@@ -294,12 +313,38 @@ func (l *line) hello() (h initbox.Hello, err error) {
 	return h, nil
 }
 
-// exchange makes one call and reads its answer. It returns no error of package http, because those
-// can quote the answer. An empty token is none.
+// errUnreadable takes the place of errors of package http, because those can quote the answer.
+var errUnreadable = errors.New("the agent's answer cannot be read")
+
+// exchange makes one call and reads its answer. An empty token is none.
 func (l *line) exchange(method, path, token string, body []byte) (code int, answer []byte, err error) {
+	r, err := l.request(method, path, token, body)
+	if err != nil {
+		return 0, nil, err
+	}
+	limited := &io.LimitedReader{R: l.from, N: cmp.Or(l.most, maxAnswer)}
+	response, err := http.ReadResponse(bufio.NewReader(limited), r)
+	if err != nil {
+		return 0, nil, errUnreadable
+	}
+	return whole(response)
+}
+
+// whole reads the rest of an answer.
+func whole(response *http.Response) (code int, answer []byte, err error) {
+	defer response.Body.Close()
+	answer, err = io.ReadAll(response.Body)
+	if err != nil {
+		return 0, nil, errUnreadable
+	}
+	return response.StatusCode, answer, nil
+}
+
+// request sends a request.
+func (l *line) request(method, path, token string, body []byte) (*http.Request, error) {
 	r, err := http.NewRequest(method, "http://"+l.host+path, bytes.NewReader(body)) //nolint:noctx // the end of the context closes the connection
 	if err != nil {
-		return 0, nil, fmt.Errorf("request to the agent: %w", err)
+		return nil, fmt.Errorf("request to the agent: %w", err)
 	}
 	r.Header.Set("User-Agent", "berth-allocator")
 	if token != "" {
@@ -309,18 +354,7 @@ func (l *line) exchange(method, path, token string, body []byte) (code int, answ
 		r.Header.Set("Content-Type", "application/octet-stream")
 	}
 	if err := r.Write(l.conn); err != nil {
-		return 0, nil, fmt.Errorf("write to the agent: %w", err)
+		return nil, fmt.Errorf("write to the agent: %w", err)
 	}
-	limited := &io.LimitedReader{R: l.from, N: cmp.Or(l.most, maxAnswer)}
-	from := bufio.NewReader(limited)
-	response, err := http.ReadResponse(from, r)
-	if err != nil {
-		return 0, nil, errors.New("the agent's answer cannot be read")
-	}
-	defer response.Body.Close()
-	answer, err = io.ReadAll(response.Body)
-	if err != nil {
-		return 0, nil, errors.New("the agent's answer cannot be read")
-	}
-	return response.StatusCode, answer, nil
+	return r, nil
 }

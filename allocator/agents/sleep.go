@@ -14,8 +14,10 @@ import (
 // ErrSuperseded is the error of an order if the agent has obeyed a newer one.
 var ErrSuperseded = errors.New("the agent has obeyed a newer order")
 
-// RefusedError is the error of a Freeze if the agent could not stop all processes. All of them run.
+// RefusedError is the error of an order that the agent has refused. After a Freeze all processes run.
 type RefusedError struct {
+	// Reason is empty if the agent has named none that is known.
+	Reason initbox.Reason
 	// Why is for people. It has nothing in it that the pod has chosen but two numbers.
 	Why string
 }
@@ -42,7 +44,7 @@ func (c *Caller) order(ctx context.Context, s core.Sandbox, kind initbox.Kind) e
 	peer, _ := c.known.Get(now)
 	return c.call(ctx, at(s), func(l *line) error {
 		known := peer
-		code, answer, err := c.deliver(l, &peer, initbox.SleepPath, func() ([]byte, error) { return peer.SealOrder(o) })
+		code, answer, err := c.deliver(l, &peer, func() ([]byte, error) { return peer.SealOrder(o) }, l.post(initbox.SleepPath))
 		if peer != known {
 			c.known.Add(now, peer)
 		}
@@ -57,9 +59,9 @@ func (c *Caller) order(ctx context.Context, s core.Sandbox, kind initbox.Kind) e
 		case http.StatusUnprocessableEntity:
 			var refusal initbox.Refusal
 			_ = json.Unmarshal(answer, &refusal) // its sentence for an unknown reason is right, too
-			return &RefusedError{refusal.Error()}
+			return &RefusedError{Why: refusal.Error()}
 		case http.StatusNotFound:
-			return &RefusedError{"the agent of this sandbox has a version that cannot sleep: sandboxes that are claimed from now on can"}
+			return &RefusedError{Why: "the agent of this sandbox has a version that cannot sleep: sandboxes that are claimed from now on can"}
 		}
 		return fmt.Errorf("the agent answered %d to the order %s", code, kind)
 	})
