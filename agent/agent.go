@@ -58,6 +58,9 @@ type Agent struct {
 	boxes, orders, calls chan struct{}
 	// configuring is held while a box is opened and its files are written.
 	configuring sync.Mutex
+	// restored says what came of the files of restoredFor, a sandbox. Both are guarded by configuring.
+	restored    restored
+	restoredFor string
 }
 
 // A client needs no token to send a box, so these bound what boxes take: how many are read at one time, and
@@ -89,8 +92,13 @@ func New(o Options) (*Agent, error) {
 		orders: make(chan struct{}, maxOrders), calls: make(chan struct{}, maxCalls), configured: make(chan struct{})}
 	a.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	a.mux.HandleFunc("GET "+initbox.Path, a.hello)
-	a.mux.HandleFunc("POST "+initbox.Path, boxed(a.boxes, initbox.MaxSealed, boxWait, a.configure))
-	a.mux.HandleFunc("POST "+initbox.SleepPath, boxed(a.orders, initbox.MaxSealedOrder, orderWait, a.sleep))
+	a.mux.HandleFunc("POST "+initbox.Path, boxed(a.boxes, initbox.MaxSealed, boxWait, io.ReadAll, a.configure))
+	order := func(path string, read func(io.Reader) ([]byte, error), use boxHandler) {
+		a.mux.HandleFunc("POST "+path, boxed(a.orders, initbox.MaxSealedOrder, orderWait, read, use))
+	}
+	order(initbox.SleepPath, io.ReadAll, a.sleep)
+	order(initbox.ArchivePath, io.ReadAll, a.archive)
+	order(initbox.RestorePath, first, a.restore)
 	a.Handle("GET /envs", http.HandlerFunc(a.envs))
 	a.handle("GET /metrics", http.HandlerFunc(a.metrics), nil, true)
 	a.handle("GET /metrics/history", http.HandlerFunc(a.history), nil, true)
@@ -252,9 +260,12 @@ func (a *Agent) hello(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, h)
 }
 
+// boxHandler does what a box says, and answers. Its error says what is wrong with the box.
+type boxHandler func(w http.ResponseWriter, r *http.Request, sealed []byte) error
+
 // boxed reads a box for use while it has one of the places. It answers with the error of use.
 func boxed(
-	places chan struct{}, most int64, wait time.Duration, use func(http.ResponseWriter, []byte) error,
+	places chan struct{}, most int64, wait time.Duration, read func(io.Reader) ([]byte, error), use boxHandler,
 ) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(wait)) // fails only without a connection, in tests
@@ -266,7 +277,7 @@ func boxed(
 			Error(w, http.StatusServiceUnavailable, "box: others are being read; try again")
 			return
 		}
-		sealed, err := io.ReadAll(http.MaxBytesReader(w, r.Body, most))
+		sealed, err := read(http.MaxBytesReader(w, r.Body, most))
 		if err != nil {
 			status := http.StatusBadRequest
 			if errors.As(err, new(*http.MaxBytesError)) {
@@ -275,7 +286,7 @@ func boxed(
 			Error(w, status, fmt.Sprintf("box: %v", err))
 			return
 		}
-		switch err := use(w, sealed); {
+		switch err := use(w, r, sealed); {
 		case errors.Is(err, initbox.ErrSealed):
 			Error(w, http.StatusUnauthorized, err.Error())
 		case err != nil:
@@ -285,7 +296,7 @@ func boxed(
 }
 
 // configure takes the box with the configuration, once.
-func (a *Agent) configure(w http.ResponseWriter, sealed []byte) error {
+func (a *Agent) configure(w http.ResponseWriter, _ *http.Request, sealed []byte) error {
 	a.configuring.Lock()
 	defer a.configuring.Unlock()
 	c, err := a.o.Keys.Open(sealed)
@@ -298,6 +309,10 @@ func (a *Agent) configure(w http.ResponseWriter, sealed []byte) error {
 			return nil
 		}
 		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
+	if a.restored != nothing && (a.restored != whole || a.restoredFor != c.SandboxID) {
+		Error(w, http.StatusConflict, "this agent has files of another sandbox, or a part of those of this one")
 		return nil
 	}
 	if err := a.prepare(c); err != nil {

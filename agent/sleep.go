@@ -17,17 +17,12 @@ const (
 )
 
 // sleep takes the box with an order and carries the order out.
-func (a *Agent) sleep(w http.ResponseWriter, sealed []byte) error {
+func (a *Agent) sleep(w http.ResponseWriter, _ *http.Request, sealed []byte) error {
 	o, err := a.o.Keys.OpenOrder(sealed)
 	if err != nil {
 		return err
 	}
-	switch c := a.Config(); {
-	case c == nil:
-		Error(w, http.StatusServiceUnavailable, errUnconfigured.Error())
-		return nil
-	case c.SandboxID != o.SandboxID:
-		Error(w, http.StatusMisdirectedRequest, fmt.Sprintf("this agent was configured for sandbox %s", c.SandboxID))
+	if !a.holds(w, o.SandboxID) {
 		return nil
 	}
 	obeyed, err := a.o.Freezer.Obey(*o)
@@ -46,4 +41,17 @@ func (a *Agent) sleep(w http.ResponseWriter, sealed []byte) error {
 		writeJSON(w, http.StatusOK, obeyed)
 	}
 	return nil
+}
+
+// holds reports whether the agent was configured for the sandbox of an order. Otherwise it answers.
+func (a *Agent) holds(w http.ResponseWriter, id string) bool {
+	switch c := a.Config(); {
+	case c == nil:
+		Error(w, http.StatusServiceUnavailable, errUnconfigured.Error())
+	case c.SandboxID != id:
+		Error(w, http.StatusMisdirectedRequest, fmt.Sprintf("this agent was configured for sandbox %s", c.SandboxID))
+	default:
+		return true
+	}
+	return false
 }

@@ -150,6 +150,9 @@ const (
 	NotAllowed   Reason = "not_allowed"
 	Damaged      Reason = "damaged"
 	NoSpace      Reason = "no_space"
+	OtherVersion Reason = "other_version"
+	// Failed is every other one. It has no sentence.
+	Failed Reason = "failed"
 )
 
 // FilesRefusal is why an agent has not archived or not restored files. It is in the JSON body of the answer.
@@ -157,7 +160,7 @@ type FilesRefusal struct {
 	Reason Reason `json:"reason"`
 }
 
-// Known reports whether r has a reason that this package names for files.
+// Known reports whether r has a reason that has a sentence.
 func (r *FilesRefusal) Known() bool { return r.known() != "" }
 
 // Error is for people. It has nothing in it that the sandbox has chosen.
@@ -182,9 +185,12 @@ func (r *FilesRefusal) known() string {
 	case Changed:
 		return "a file has changed while it was archived, so a process runs that cannot be stopped"
 	case NotAllowed:
-		return "a path may not be archived: name absolute paths without symbolic links, not / and not in /dev, /proc or /sys"
+		return "a path may not be archived or restored: name absolute paths without symbolic links that are not /, and not in " +
+			"/dev, /proc or /sys"
 	case Damaged:
 		return "the archive is not the one that was written"
+	case OtherVersion:
+		return "the archive has a version that the agent does not know: use an agent of the release that has written it"
 	case NoSpace:
 		return "the file system of the pod is full"
 	}
