@@ -40,8 +40,8 @@ const (
 	whole
 )
 
-// archive takes the box with an order to archive files, and answers with the archive. The processes are stopped until it
-// ends.
+// archive takes the box with an order to archive files, and answers with the archive. The processes are stopped until
+// it ends.
 func (a *Agent) archive(w http.ResponseWriter, r *http.Request, sealed []byte) error {
 	o, err := a.o.Keys.OpenFilesOrder(sealed, initbox.Archive)
 	if err != nil || !a.holds(w, o.SandboxID) {
@@ -122,8 +122,8 @@ func first(r io.Reader) ([]byte, error) {
 	return sealed, err
 }
 
-// restore takes the box with an order to restore files, and the archive behind it. An agent does that once. If it fails,
-// the agent is never configured, because a part of the files is there.
+// restore takes the box with an order to restore files, and the archive behind it. An agent does that once. If it
+// fails, the agent is never configured, because a part of the files is there.
 func (a *Agent) restore(w http.ResponseWriter, r *http.Request, sealed []byte) error {
 	o, err := a.o.Keys.OpenFilesOrder(sealed, initbox.Restore)
 	if err != nil {
@@ -174,7 +174,8 @@ func (a *Agent) read(w http.ResponseWriter, r *http.Request, o *initbox.FilesOrd
 		return sum, err
 	}
 	if got := hex.EncodeToString(from.hash.Sum(nil)); from.n != o.Size || !strings.EqualFold(got, o.SHA256) {
-		return sum, fmt.Errorf("%w: %d bytes with the hash %s, and not %d with %s", archive.ErrCorrupt, from.n, got, o.Size, o.SHA256)
+		return sum, fmt.Errorf("%w: %d bytes with the hash %s, and not %d with %s",
+			archive.ErrCorrupt, from.n, got, o.Size, o.SHA256)
 	}
 	return sum, nil
 }

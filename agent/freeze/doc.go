@@ -13,7 +13,8 @@
 //	keep    frozen -> kept. Awake: they are stopped first, because the agent has continued them meanwhile
 //	thaw    frozen or kept -> awake
 //
-// [Freezer.Hold] has them stay stopped while their files are archived. The time of Options.Hold begins anew when that ends.
+// [Freezer.Hold] has them stay stopped while their files are archived. The time of Options.Hold begins anew when that
+// ends.
 //
 // [Freezer.Wake] and [Freezer.End] are for signals that the agent gets. After End nothing is stopped any more, so that
 // the sandbox can use its grace period.

@@ -147,8 +147,8 @@ func (f *Freezer) Obey(o initbox.Order) (initbox.Obeyed, error) {
 }
 
 // Hold keeps processes that are stopped from being continued at the end of Options.Hold, until release is called. Its
-// order is as those of Obey: the error is ErrSuperseded, ErrAwake or ErrHeld. What else continues the processes, such as
-// an order, does not wait for release. It ends the context before the first of them runs, with the cause ErrAwake.
+// order is as those of Obey: the error is ErrSuperseded, ErrAwake or ErrHeld. What else continues the processes, such
+// as an order, does not wait for release. It ends the context before the first of them runs, with the cause ErrAwake.
 func (f *Freezer) Hold(ctx context.Context, term, counter uint64) (held context.Context, release func(), err error) {
 	f.obeying.Lock()
 	defer f.obeying.Unlock()

@@ -1,5 +1,5 @@
-// Package initbox carries the configuration of one sandbox, and orders to stop and continue its processes and to archive
-// and restore its files, from the allocator to the agent in its pod. The allocator seals, the agent opens.
+// Package initbox carries the configuration of one sandbox, and orders to stop and continue its processes and to
+// archive and restore its files, from the allocator to the agent in its pod. The allocator seals, the agent opens.
 //
 // # Protocol
 //
@@ -13,11 +13,11 @@
 //     configurations, so that a box of one kind never opens as the other. The answer is 200 with [Obeyed], 409 for an
 //     order that is older than the newest one, 421 for another sandbox, or 422 with [Refusal].
 //   - POST /archive carries the box of a [FilesOrder]. The answer is 200 with the archive and, behind it, one of two
-//     trailers: [SummaryTrailer] if it is whole, else [FailureTrailer]. An archive without the first is not whole. Other
-//     answers are 409 with [FilesRefusal], or 421.
+//     trailers: [SummaryTrailer] if it is whole, else [FailureTrailer]. An archive without the first is not whole.
+//     Other answers are 409 with [FilesRefusal], or 421.
 //   - POST /restore carries the length of a box as four bytes, the highest first, the box of a [FilesOrder], and the
-//     archive. While the agent works it sends 102 (Processing) every 10 s. The answer is 200 with [Summary], or 409 or 422
-//     with [FilesRefusal].
+//     archive. While the agent works it sends 102 (Processing) every 10 s. The answer is 200 with [Summary], or 409 or
+//     422 with [FilesRefusal].
 //
 // # States of an agent
 //

@@ -185,8 +185,8 @@ func (r *FilesRefusal) known() string {
 	case Changed:
 		return "a file has changed while it was archived, so a process runs that cannot be stopped"
 	case NotAllowed:
-		return "a path may not be archived or restored: name absolute paths without symbolic links that are not /, and not in " +
-			"/dev, /proc or /sys"
+		return "a path may not be archived or restored: name absolute paths without symbolic links that are not /, " +
+			"and not in /dev, /proc or /sys"
 	case Damaged:
 		return "the archive is not the one that was written"
 	case OtherVersion:

@@ -270,11 +270,11 @@ func (c *Caller) meet(l *line) (*initbox.Peer, error) {
 	return c.sealer.For(hello.PublicKey), nil
 }
 
-// deliver has send send a box that seal has made for a peer. It asks the agent for its key if the peer is nil or does not fit
-// any more.
-func (c *Caller) deliver(l *line, peer **initbox.Peer, seal func() ([]byte, error), send func(box []byte) (int, []byte, error)) (
-	code int, answer []byte, err error,
-) {
+// deliver has send send a box that seal has made for a peer. It asks the agent for its key if the peer is nil or does
+// not fit any more.
+func (c *Caller) deliver(
+	l *line, peer **initbox.Peer, seal func() ([]byte, error), send func(box []byte) (int, []byte, error),
+) (code int, answer []byte, err error) {
 	known := *peer != nil
 	for {
 		if !known {

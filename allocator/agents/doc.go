@@ -21,5 +21,5 @@
 //
 // # What breaks them
 //
-// A dial function that ignores its context.
+// A dial function that ignores its context, and a reader or writer of an archive that does.
 package agents

@@ -41,9 +41,10 @@ type Restore struct {
 // Summary is what an agent says that it has archived or restored. It is in the bounds. Nothing else vouches for it.
 type Summary = initbox.Summary
 
-// Archive has the agent of a sandbox whose processes are stopped write an archive to w. The order has the revision of the
-// sandbox. After an error, what was written is no archive. The error is that of w, ErrSuperseded, a *RefusedError, or one
-// after which it can be tried again. The agent may have sent anything: a Restore is given the hash of what was written.
+// Archive has the agent of a sandbox whose processes are stopped write an archive to w. The order has the revision of
+// the sandbox. After an error, what was written is no archive. The error is that of w, ErrSuperseded, a *RefusedError,
+// or one after which it can be tried again. The agent may have sent anything: a Restore is given the hash of what was
+// written.
 func (c *Caller) Archive(ctx context.Context, s core.Sandbox, a Archive, w io.Writer) (sum Summary, err error) {
 	o := &initbox.FilesOrder{SandboxID: s.ID, Kind: initbox.Archive, Term: s.Revision.Term, Counter: s.Revision.Counter,
 		Paths: a.Paths, MaxBytes: a.MaxBytes, MaxFiles: a.MaxFiles}
@@ -67,7 +68,7 @@ func (c *Caller) Archive(ctx context.Context, s core.Sandbox, a Archive, w io.Wr
 		case code != http.StatusOK:
 			return refused(code, answer, o.Kind)
 		case text == "":
-			return refusal(initbox.Reason(trailer.Get(initbox.FailureTrailer)), errors.New("the agent has written a part of an archive"))
+			return refusal(initbox.Reason(trailer.Get(initbox.FailureTrailer)), errPart)
 		case json.Unmarshal([]byte(text), &sum) != nil || sum.Check(a.MaxBytes, a.MaxFiles) != nil:
 			return errors.New("the agent's summary of its archive is impossible")
 		}
@@ -79,12 +80,16 @@ func (c *Caller) Archive(ctx context.Context, s core.Sandbox, a Archive, w io.Wr
 	return sum, nil
 }
 
-// Restore has the agent in a pod that is going to be that of a sandbox restore the archive that from has. It is called once
-// for an agent, before Configure. After an error the pod has a part of the files, and its agent refuses to be configured.
-// The error is that of from, a *RefusedError, or another one.
+// errPart is the error of an archive that ends without a summary and a known reason.
+var errPart = errors.New("the agent has written a part of an archive")
+
+// Restore has the agent in a pod that is going to be that of a sandbox restore the archive that from has. It is called
+// once for an agent, before Configure, which the agent then accepts for this sandbox only. After an error the pod may
+// have a part of the files, and its agent then refuses to be configured. The error is that of from, a *RefusedError, or
+// another one.
 func (c *Caller) Restore(ctx context.Context, s core.Sandbox, r Restore, from io.Reader) (sum Summary, err error) {
-	o := &initbox.FilesOrder{SandboxID: s.ID, Kind: initbox.Restore, Paths: r.Paths, MaxBytes: r.MaxBytes, MaxFiles: r.MaxFiles,
-		SHA256: r.SHA256, Size: r.Size}
+	o := &initbox.FilesOrder{SandboxID: s.ID, Kind: initbox.Restore, Paths: r.Paths, MaxBytes: r.MaxBytes,
+		MaxFiles: r.MaxFiles, SHA256: r.SHA256, Size: r.Size}
 	err = c.call(ctx, at(s), func(l *line) error {
 		var peer *initbox.Peer // a key that is not new would cost the stream
 		code, answer, err := c.deliver(l, &peer, func() ([]byte, error) { return peer.SealFilesOrder(o) },
@@ -114,8 +119,8 @@ func refused(code int, answer []byte, kind initbox.Kind) error {
 		_ = json.Unmarshal(answer, &r) // no reason is an unknown one
 		return refusal(r.Reason, err)
 	case http.StatusNotFound:
-		return &RefusedError{Why: "the agent of this sandbox has a version that knows no archives: sandboxes that are claimed " +
-			"from now on have one that does"}
+		return &RefusedError{Why: "the agent of this sandbox has a version that knows no archives: sandboxes that are " +
+			"claimed from now on have one that does"}
 	}
 	return err
 }
@@ -132,9 +137,11 @@ func refusal(reason initbox.Reason, other error) error {
 	return &RefusedError{Reason: reason, Why: known.Error()}
 }
 
-// receive sends the box of an order to archive, and writes the stream that answers it to w. It returns what is behind the
-// stream. Another answer is returned as exchange does.
-func (l *line) receive(box []byte, maxBytes int64, w io.Writer) (code int, answer []byte, trailer http.Header, err error) {
+// receive sends the box of an order to archive, and writes the stream that answers it to w. It returns what is behind
+// the stream. Another answer is returned as exchange does.
+func (l *line) receive(box []byte, maxBytes int64, w io.Writer) (
+	code int, answer []byte, trailer http.Header, err error,
+) {
 	r, err := l.request(http.MethodPost, initbox.ArchivePath, "", box)
 	if err != nil {
 		return 0, nil, nil, err
@@ -184,7 +191,8 @@ func (l *line) send(box []byte, from io.Reader, size int64) (code int, answer []
 	}()
 	// The box does not wait for the first piece of the archive, as it would in a request of package http.
 	head := fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: berth-allocator\r\n"+
-		"Content-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n", initbox.RestorePath, l.host, int64(4+len(box))+size)
+		"Content-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n",
+		initbox.RestorePath, l.host, int64(4+len(box))+size)
 	head = append(binary.BigEndian.AppendUint32(head, uint32(len(box))), box...)
 	source := &source{Reader: from}
 	if _, failed := l.conn.Write(head); failed == nil {
@@ -225,5 +233,6 @@ func (l *line) final() (code int, answer []byte, err error) {
 		if response.StatusCode >= http.StatusOK {
 			return whole(response)
 		}
+		_ = response.Body.Close() // it has none
 	}
 }

@@ -44,7 +44,8 @@ func (c *Caller) order(ctx context.Context, s core.Sandbox, kind initbox.Kind) e
 	peer, _ := c.known.Get(now)
 	return c.call(ctx, at(s), func(l *line) error {
 		known := peer
-		code, answer, err := c.deliver(l, &peer, func() ([]byte, error) { return peer.SealOrder(o) }, l.post(initbox.SleepPath))
+		code, answer, err := c.deliver(l, &peer, func() ([]byte, error) { return peer.SealOrder(o) },
+			l.post(initbox.SleepPath))
 		if peer != known {
 			c.known.Add(now, peer)
 		}
