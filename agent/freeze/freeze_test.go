@@ -1,6 +1,7 @@
 package freeze_test
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -414,4 +415,72 @@ func TestTimersStandStillWhileAsleep(t *testing.T) {
 			stop()
 		}
 	})
+}
+
+// Invariant: P31
+func TestHoldKeepsProcessesStoppedUntilItsRelease(t *testing.T) {
+	const hold = 50 * time.Millisecond
+	f := freezer(t, hold)
+	c, _ := shell(t, "exec sleep 1000")
+	_, _, err := f.Hold(t.Context(), 1, 1)
+	require.ErrorIs(t, err, freeze.ErrAwake)
+	for n := range uint64(2) {
+		// The second time a freeze is ordered again meanwhile.
+		obey(t, f, order(initbox.Freeze, 4*n+2))
+		ctx, release, err := f.Hold(t.Context(), 1, 4*n+3)
+		require.NoError(t, err)
+		if n == 1 {
+			obey(t, f, order(initbox.Freeze, 4*n+3))
+		}
+		time.Sleep(4 * hold)
+		require.NoError(t, ctx.Err())
+		requireStill(t)
+		_, _, err = f.Hold(t.Context(), 1, 4*n+4)
+		require.ErrorIs(t, err, freeze.ErrHeld)
+		release()
+		require.ErrorIs(t, ctx.Err(), context.Canceled)
+		require.Eventually(t, func() bool { return !f.Asleep() }, time.Minute, time.Millisecond)
+		require.NotEqual(t, "T", state(c.PID))
+	}
+}
+
+// Invariant: P31
+func TestThawEndsTheHoldAndDoesNotWaitForIt(t *testing.T) {
+	f := freezer(t, time.Hour)
+	c, _ := shell(t, "exec sleep 1000")
+	for n, thaw := range []func(){
+		func() { obey(t, f, order(initbox.Thaw, 10)) },
+		f.Wake, // a signal
+		f.End,
+	} {
+		obey(t, f, order(initbox.Keep, uint64(20*n+1)))
+		ctx, release, err := f.Hold(t.Context(), 1, uint64(20*n+1))
+		require.NoError(t, err)
+		thaw()
+		require.ErrorIs(t, context.Cause(ctx), freeze.ErrAwake)
+		require.False(t, f.Asleep())
+		require.NotEqual(t, "T", state(c.PID))
+		release()
+	}
+}
+
+// Invariant: P31
+func TestOrdersOlderThanAHoldAreSuperseded(t *testing.T) {
+	f := freezer(t, time.Hour)
+	obey(t, f, order(initbox.Freeze, 5))
+	_, _, err := f.Hold(t.Context(), 1, 4)
+	require.ErrorIs(t, err, freeze.ErrSuperseded)
+	_, release, err := f.Hold(t.Context(), 1, 8)
+	require.NoError(t, err)
+	release()
+	_, _, err = f.Hold(t.Context(), 1, 7)
+	require.ErrorIs(t, err, freeze.ErrSuperseded)
+	for _, o := range []initbox.Order{order(initbox.Freeze, 5), order(initbox.Thaw, 7)} {
+		_, err := f.Obey(o)
+		require.ErrorIs(t, err, freeze.ErrSuperseded)
+	}
+	obey(t, f, order(initbox.Keep, 8)) // it may come after the order to archive
+	require.True(t, f.Asleep())
+	obey(t, f, order(initbox.Thaw, 9))
+	require.False(t, f.Asleep())
 }

@@ -103,9 +103,21 @@ func FuzzOpenOrder(f *testing.F) {
 	f.Add(of)
 	f.Add([]byte{})
 	f.Add([]byte{initbox.Version})
+	files := map[string]initbox.Kind{}
+	for _, o := range []*initbox.FilesOrder{archiveOrder(), restoreOrder()} {
+		sealed, err := s.For(k.PublicKey()).SealFilesOrder(o)
+		require.NoError(f, err)
+		files[string(sealed)] = o.Kind
+		f.Add(sealed)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, err := k.OpenOrder(b); err == nil && string(b) != string(sealed) {
 			t.Fatal("a box opens that was never sealed")
+		}
+		for _, kind := range []initbox.Kind{initbox.Archive, initbox.Restore} {
+			if _, err := k.OpenFilesOrder(b, kind); err == nil && files[string(b)] != kind {
+				t.Fatal("a box opens that was never sealed")
+			}
 		}
 	})
 }
@@ -116,9 +128,24 @@ func FuzzOpenOrderContents(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(raw)
 	f.Add([]byte(`{"sandboxID":"a","kind":"thaw","term":1,"new":1}`))
+	for _, o := range []*initbox.FilesOrder{archiveOrder(), restoreOrder()} {
+		raw, err := json.Marshal(o)
+		require.NoError(f, err)
+		f.Add(raw)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := sealer(t, 1)
 		k := keys(t, s)
+		for _, kind := range []initbox.Kind{initbox.Archive, initbox.Restore} {
+			o, err := k.OpenFilesOrder(s.For(k.PublicKey()).SealRaw(b), kind)
+			if err == nil {
+				require.NoError(t, o.Check())
+				require.Equal(t, kind, o.Kind)
+				again, err := s.For(k.PublicKey()).SealFilesOrder(o)
+				require.NoError(t, err)
+				require.LessOrEqual(t, len(again), initbox.MaxSealedOrder)
+			}
+		}
 		o, err := k.OpenOrder(s.For(k.PublicKey()).SealRaw(b))
 		if err == nil {
 			require.NoError(t, o.Check())
