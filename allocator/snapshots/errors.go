@@ -1,0 +1,23 @@
+package snapshots
+
+import (
+	"errors"
+)
+
+// Errors of calls. Other errors are those of the object store, which may pass.
+var (
+	// ErrNotFound: the team has no such snapshot, or it is expired.
+	ErrNotFound = errors.New("there is no such snapshot")
+	// ErrInvalid: a name, a tag, a team or a size is not allowed. The error says which, and what is.
+	ErrInvalid = errors.New("not valid")
+	// ErrFull: the team has as many snapshots or bytes as it may have. The error says which.
+	ErrFull = errors.New("the team has no room for another snapshot: delete one of its snapshots, or raise the bound")
+	// ErrTooLarge: the archive has more bytes than the call allows.
+	ErrTooLarge = errors.New("the archive is larger than a snapshot may be: keep fewer files, or raise the bound")
+	// ErrBusy: as many snapshots are being written as may be at one time, or one of this name and tag is.
+	ErrBusy = errors.New("other snapshots are being written: try again later")
+	// ErrDamaged: an object is not what this package wrote. The error names the object.
+	ErrDamaged = errors.New("damaged")
+	// ErrTimeout: the object store, or what an archive is read from, has not answered in time.
+	ErrTimeout = errors.New("no progress in time")
+)
