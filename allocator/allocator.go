@@ -23,6 +23,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	"github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/allocator/snapshots"
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/internal/options"
@@ -53,6 +54,8 @@ type Options struct {
 	AccessKey *sandboxaccess.Key
 	// AgentImage has the agent's program, for pools that ask for an agent and name no image. Optional.
 	AgentImage string
+	// Snapshots has the snapshots. Optional; nil: none are made.
+	Snapshots *snapshots.Store
 	// AsleepCPU is what a pod requests while its sandbox is asleep. Optional; 0: as before.
 	AsleepCPU resource.Quantity
 	// agentKey is the text of the public key with which agents know this allocator; empty without AccessKey.

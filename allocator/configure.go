@@ -40,9 +40,15 @@ func (t *term) configure(ctx context.Context, e core.Configure) {
 		return
 	}
 	values, _ := e.Values.(*agents.Values)
-	call, cancel := context.WithTimeout(ctx, configureWait)
-	err := t.agents.Configure(call, e.Sandbox, values)
-	cancel()
+	var err error
+	if values != nil && values.Restore != nil {
+		err = t.restore(ctx, e.Sandbox, values)
+	}
+	if err == nil {
+		call, cancel := context.WithTimeout(ctx, configureWait)
+		err = t.agents.Configure(call, e.Sandbox, values)
+		cancel()
+	}
 	for errors.Is(err, agents.ErrDeposed) && !t.Valid() { // if another replica leads by now, ctx ends soon
 		if !wait.Sleep(ctx, leasePause) {
 			return

@@ -62,6 +62,7 @@ type term struct {
 	inits     *podCalls[core.Configure]
 	orders    *podCalls[agentOrder]
 	keeps     *podCalls[agentOrder]
+	archives  *podCalls[core.WriteArchive]
 	creates   *workers
 	deletes   *workers
 	other     *workers
@@ -126,6 +127,10 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.inits.run(ctx) })
 	all.Go(func() { t.orders.run(ctx) })
 	all.Go(func() { t.keeps.run(ctx) })
+	all.Go(func() { t.archives.run(ctx) })
+	if a.o.Snapshots != nil {
+		all.Go(func() { t.sweepSnapshots(ctx) })
+	}
 	if t.agents != nil {
 		all.Go(func() { t.agents.Run(ctx) })
 	}
@@ -240,6 +245,7 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 	t.inits = newPodCalls(t.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
 	ofOrder := func(o agentOrder) core.Sandbox { return o.sandbox }
 	t.orders, t.keeps = newPodCalls(t.order, ofOrder), newPodCalls(t.order, ofOrder)
+	t.archives = newPodCalls(t.writeArchive, func(e core.WriteArchive) core.Sandbox { return e.Sandbox })
 	t.loop = newLoop(c, guard.New(a.o.ConnectWindow), a.o.WallClock, t.do)
 	t.loop.violated = t.violated
 	k := a.o.Clients
@@ -431,6 +437,8 @@ func (t *term) write(e core.Effect) bool {
 		t.give(agentOrder{sandbox: e.Sandbox, keep: e.Keep})
 	case core.Thaw:
 		t.give(agentOrder{sandbox: e.Sandbox, thaw: true})
+	case core.WriteArchive:
+		t.archives.add(e)
 	default:
 		return false
 	}
@@ -494,6 +502,7 @@ func (t *term) tell(e core.Effect) {
 		t.hooks.drop(e.Sandbox)
 		t.inits.drop(e.Sandbox)
 		t.dropOrders(e.Sandbox)
+		t.archives.drop(e.Sandbox)
 		t.publish(events.Released, e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
 		if e.Late > 0 {

@@ -49,16 +49,24 @@ func (o *Options) check() error {
 	if err := options.Require(*o, "Paths", "MaxBytes", "MaxFiles"); err != nil {
 		return err
 	}
-	if len(o.Paths) > maxPaths {
-		return fmt.Errorf("archive.Options.Paths has %d paths: name %d at most", len(o.Paths), maxPaths)
+	if err := CheckPaths(o.Paths); err != nil {
+		return fmt.Errorf("archive.Options.%w", err)
 	}
-	for i, p := range o.Paths {
+	return nil
+}
+
+// CheckPaths returns an error that names the first of some paths that is not allowed, as "paths[0]".
+func CheckPaths(paths []string) error {
+	if len(paths) > maxPaths {
+		return fmt.Errorf("paths: %d: name %d at most", len(paths), maxPaths)
+	}
+	for i, p := range paths {
 		if err := checkPath(p); err != nil {
-			return fmt.Errorf("archive.Options.Paths[%d]: %w", i, err)
+			return fmt.Errorf("paths[%d]: %w", i, err)
 		}
-		for j, other := range o.Paths {
+		for j, other := range paths {
 			if i != j && strings.HasPrefix(p+"/", other+"/") {
-				return fmt.Errorf("archive.Options.Paths[%d]: %w: %q is in %q: leave it out", i, ErrNotAllowed, p, other)
+				return fmt.Errorf("paths[%d]: %w: %q is in %q: leave it out", i, ErrNotAllowed, p, other)
 			}
 		}
 	}

@@ -36,7 +36,13 @@ var ErrDeposed = errors.New("this process may no longer hold the lease")
 type Values struct {
 	Envs, Secrets map[string]string
 	Files         []initbox.File
+	// Restore is the archive that is restored before; nil: none. Open opens it.
+	Restore *Restore
+	Open    func(context.Context) (io.ReadCloser, error)
 }
+
+// RestoreFor bounds the time of a restore.
+const RestoreFor = 2 * time.Minute
 
 // Check returns the error of initbox.CheckValues.
 func (v *Values) Check() error { return initbox.CheckValues(v.Envs, v.Secrets, v.Files) }

@@ -21,6 +21,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/agent/archive"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/internal/options"
@@ -213,7 +214,19 @@ const busyPath = "/busy"
 
 // check returns nil, or an error that says why no pod may be made from a pool's template.
 func (p *Pools) check(pool *v1alpha1.SandboxPool) error {
-	return errors.Join(pods.CheckAgent(pool, p.o.Settings), pods.CheckRecycle(pool, p.o.Settings), checkSleep(pool), p.o.Policy.Check(pool))
+	return errors.Join(pods.CheckAgent(pool, p.o.Settings), pods.CheckRecycle(pool, p.o.Settings), checkSleep(pool), checkSnapshot(pool), p.o.Policy.Check(pool))
+}
+
+// checkSnapshot returns an error that names what is wrong in spec.snapshot.
+func checkSnapshot(pool *v1alpha1.SandboxPool) error {
+	if err := pool.Spec.CheckSnapshot(); err != nil {
+		return err
+	}
+	paths, _, _ := pool.Spec.Snapshots()
+	if err := archive.CheckPaths(paths); err != nil {
+		return fmt.Errorf("spec.snapshot.%w", err)
+	}
+	return nil
 }
 
 // ErrSleep is in the error for a pool that asks for sleep, and whose sandboxes cannot sleep.

@@ -26,6 +26,11 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 		return err
 	}
 	w.object = audited(request.Pool)
+	from, err := a.sourceOf(r.Context(), request.Pool)
+	if err != nil {
+		return err
+	}
+	request.Pool = from.pool
 	// The document gives both bodies the same options, so all of them are read in one place.
 	one := openapi.NewSandbox{TemplateID: request.Pool}
 	if err := decode(raw, &one); err != nil {
@@ -46,11 +51,12 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if claim.Binding.RequestHash = a.hashOf(raw, values != nil || len(one.Mcp) > 0); values != nil {
+	claim.Binding.RequestHash = a.hashOf(raw, values != nil || len(one.Mcp) > 0)
+	if values = a.restore(from, &claim, values); values != nil {
 		claim.Values = values
 	}
 	claim.Wait = lessWaited(r.Context(), claim.Wait)
-	ctx, cancel := a.claimContext(r, claim.Wait)
+	ctx, cancel := a.claimContext(r, claim.Wait+claim.Configuring)
 	defer cancel()
 	claim.Binding.Team = access.From(ctx).Team
 	live, ended, err := a.Allocator.ClaimBatch(ctx, request.Pool, claim)

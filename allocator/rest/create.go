@@ -23,6 +23,11 @@ func (a *api) create(w *reply, r *http.Request) error {
 		return err
 	}
 	w.object = audited(request.TemplateID)
+	from, err := a.sourceOf(r.Context(), request.TemplateID)
+	if err != nil {
+		return err
+	}
+	request.TemplateID = from.pool
 	claim, err := a.claimOf(&request)
 	if err != nil {
 		return err
@@ -34,11 +39,12 @@ func (a *api) create(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if claim.Binding.RequestHash = a.hashOf(raw, values != nil || len(request.Mcp) > 0); values != nil {
+	claim.Binding.RequestHash = a.hashOf(raw, values != nil || len(request.Mcp) > 0)
+	if values = a.restore(from, &claim, values); values != nil {
 		claim.Values = values
 	}
 	claim.Wait = lessWaited(r.Context(), claim.Wait)
-	ctx, cancel := a.claimContext(r, claim.Wait)
+	ctx, cancel := a.claimContext(r, claim.Wait+claim.Configuring)
 	defer cancel()
 	claim.Binding.Team = access.From(ctx).Team
 	s, err := a.Allocator.Claim(ctx, request.TemplateID, claim)

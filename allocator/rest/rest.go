@@ -13,11 +13,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/access"
+	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/eventlog"
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/history"
 	"github.com/berth-sandbox/berth/allocator/inspect"
+	"github.com/berth-sandbox/berth/allocator/snapshots"
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
@@ -39,6 +41,10 @@ const (
 	answerWait = 10 * time.Second
 	// sleepWait bounds a call that waits until a sandbox is asleep: the closing, the connect window, and the freeze.
 	sleepWait = 45 * time.Second
+	// snapshotWait bounds a call that makes a snapshot: sleepWait, and what package snapshots allows for an archive.
+	snapshotWait = sleepWait + 16*time.Minute
+	// snapshotsInFlight is how many of them there can be. Most wait for a sandbox to sleep.
+	snapshotsInFlight = 64
 	// defaultPage is the length of a page of the list of sandboxes, as E2B documents it.
 	defaultPage = 100
 )
@@ -83,6 +89,9 @@ type Allocator interface {
 	Extend(ctx context.Context, id string, lifetime time.Duration, wake bool) (core.SandboxCallAnswered, error)
 	// Sleep has a sandbox fall asleep.
 	Sleep(ctx context.Context, id string) (core.SandboxCallAnswered, error)
+	// MakeSnapshot makes a snapshot of a sandbox, with the name, tag, team and expiry of of. The snapshot counts if the
+	// status of the answer is CallOK.
+	MakeSnapshot(ctx context.Context, id string, of snapshots.Snapshot) (snapshots.Snapshot, core.SandboxCallAnswered, error)
 	// Sandbox returns a sandbox, or false if it is unknown. List returns a page of sandboxes: fewer than
 	// q.Most only if there are no more.
 	Sandbox(ctx context.Context, id string) (core.Sandbox, bool, error)
@@ -185,6 +194,9 @@ type Options struct {
 	ClaimQueue int
 	// ReapDryRun is shown in answers: idle sandboxes are not released. Optional.
 	ReapDryRun bool
+	// Snapshots has the snapshots. Optional; nil: none are made. SnapshotsKept is how long one is kept; 0: for ever.
+	Snapshots     *snapshots.Store
+	SnapshotsKept time.Duration
 	// KeyRate bounds the calls of each key. Optional: the zero Limit is none.
 	KeyRate rate.Limit
 	// Metrics takes the metrics of calls. Optional.
@@ -198,7 +210,7 @@ type api struct {
 	Options
 	forwarder *httputil.ReverseProxy
 	// slow has the calls that ask a kubelet or the API server.
-	claims, others, sleeps, slow, streams *class
+	claims, others, sleeps, snapshots, slow, streams *class
 	answers                               *budget
 	rates                                 *keyRates
 	counts                                *metrics
@@ -215,8 +227,8 @@ func New(o Options) (http.Handler, error) {
 	o.Log = o.Log.Named("api")
 	a := &api{
 		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, counts: newMetrics(), operations: map[string]string{},
-		claims: newClass(claimSlots(o.ClaimQueue), MaxWait+answerWait), others: newClass(inFlight, answerWait),
-		sleeps: newClass(inFlight, sleepWait), slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
+		claims: newClass(claimSlots(o.ClaimQueue), MaxWait+answerWait+agents.RestoreFor), others: newClass(inFlight, answerWait),
+		sleeps: newClass(inFlight, sleepWait), snapshots: newClass(snapshotsInFlight, snapshotWait), slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
 	}
 	a.streams.slots.most = teamStreams
 	a.rates = newKeyRates(o.KeyRate, o.Log)

@@ -41,6 +41,8 @@ const (
 	SandboxState       Reason = "sandbox_state"
 	SandboxBusy        Reason = "sandbox_busy"
 	SleepFailed        Reason = "sleep_failed"
+	SnapshotNotFound   Reason = "snapshot_not_found"
+	SnapshotFailed     Reason = "snapshot_failed"
 	SessionNotFound    Reason = "session_not_found"
 	SessionAlive       Reason = "session_alive"
 	PoolEmpty          Reason = "pool_empty"
@@ -135,6 +137,8 @@ var kinds = []Kind{
 		When: "there is no pool of the name in `templateID`", Do: "create the pool or mend the name"},
 	{Reason: SandboxNotFound, Code: http.StatusNotFound, GRPC: codes.NotFound, By: []Sender{Router, API},
 		When: "there is no such sandbox", Do: "check the ID; claim a sandbox"},
+	{Reason: SnapshotNotFound, Code: http.StatusNotFound, GRPC: codes.NotFound, By: []Sender{API},
+		When: "the team has no such snapshot, or it has expired", Do: "list the snapshots"},
 	{Reason: SessionNotFound, Code: http.StatusNotFound, GRPC: codes.NotFound, By: []Sender{API},
 		When: "there is no such session of a router, or no more", Do: "nothing waits for it; `berth fence sessions` lists those that there are"},
 	{Reason: MethodRefused, Code: http.StatusMethodNotAllowed, GRPC: codes.InvalidArgument, By: []Sender{Router, API},
@@ -155,6 +159,8 @@ var kinds = []Kind{
 		When: "the sandbox is asleep, or falls asleep or wakes", Do: "wake it with `POST /sandboxes/{id}/connect`"},
 	{Reason: SleepFailed, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{API},
 		When: "the agent in the sandbox could not stop all of its processes; they run on, and the message says which it was", Do: "see [sleep](../sleep.md) for what cannot be stopped"},
+	{Reason: SnapshotFailed, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{API},
+		When: "the files of the sandbox were not archived, or the object store did not take or give the archive; the message says why", Do: "see [snapshots](../snapshots.md)"},
 	{Reason: BodyTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
 		When: "the body is larger than the message says", Do: "send a smaller one"},
 	{Reason: HostRefused, Code: http.StatusMisdirectedRequest, GRPC: codes.PermissionDenied, By: []Sender{API, Admin},

@@ -68,6 +68,16 @@ var (
 		Help:  "Sandboxes that are awake, and whose node has no room for the CPU request that their pod had before it slept.",
 		Moves: "They run with less CPU when the node is busy. Add nodes, or let fewer sandboxes sleep on a node.",
 	})
+	Snapshots = counter(Row{
+		Program: Allocator, Name: "berth_allocator_snapshots_total", Unit: "snapshots", Labels: []string{Outcome},
+		Help:  "Snapshots of sandboxes, by outcome: done, or failed.",
+		Moves: "failed: the log of the leader says why; the object store does not answer, or a sandbox has more files than spec.snapshot of its pool allows.",
+	})
+	Restores = counter(Row{
+		Program: Allocator, Name: "berth_allocator_restores_total", Unit: "pods", Labels: []string{Outcome},
+		Help:  "Pods into which a snapshot was restored for a claim, by outcome: done, or failed. A claim tries three pods.",
+		Moves: "failed: the log of the leader says why; those pods are deleted.",
+	})
 	Sleeps = counter(Row{
 		Program: Allocator, Name: "berth_allocator_sleeps_total", Unit: "times",
 		Help:  "Times a sandbox fell asleep.",

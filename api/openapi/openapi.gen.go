@@ -1132,7 +1132,7 @@ type NewClaims struct {
 	// OnTimeout What happens at the timeout. As onIdle.
 	OnTimeout *OnEnd `json:"onTimeout,omitempty"`
 
-	// Pool The name of a SandboxPool
+	// Pool The name of a SandboxPool, alone or as namespace/name, or the snapshotID of a snapshot of the team.
 	Pool string `json:"pool"`
 
 	// Secrets Like envVars, and the agent shows them in no answer. They need a pool with an agent.
@@ -1240,7 +1240,7 @@ type NewSandbox struct {
 	// Secure Without meaning here. Whether the agent needs a token says the pool (spec.agent.public). Older E2B SDKs always send it.
 	Secure *bool `json:"secure,omitempty"`
 
-	// TemplateID The name of a SandboxPool
+	// TemplateID The name of a SandboxPool, alone or as namespace/name, or the snapshotID of a snapshot of the team. A pool goes before a snapshot of its name.
 	TemplateID string `json:"templateID"`
 
 	// Timeout Seconds from now until the end; 300 if it is absent. A claim with an idle timeout other than 0
@@ -1815,6 +1815,40 @@ type Sessions struct {
 	Truncated int `json:"truncated"`
 }
 
+// Snapshot defines model for Snapshot.
+type Snapshot struct {
+	// Bytes Contents of the files.
+	Bytes     int64     `json:"bytes"`
+	CreatedAt time.Time `json:"createdAt"`
+
+	// ExpiresAt When it is deleted.
+	ExpiresAt *time.Time `json:"expiresAt,omitempty"`
+
+	// Files Files, directories and links.
+	Files int `json:"files"`
+
+	// LeftOut How many files, or attributes of files, could not be kept, by reason.
+	LeftOut map[string]int `json:"leftOut,omitempty"`
+
+	// Names The snapshotID alone.
+	Names []string `json:"names"`
+
+	// Paths What was archived.
+	Paths []string `json:"paths"`
+
+	// Pool The pool from which sandboxes are made of it.
+	Pool string `json:"pool"`
+
+	// SandboxID The sandbox that it was made of.
+	SandboxID string `json:"sandboxID"`
+
+	// SizeBytes Of the archive, compressed.
+	SizeBytes int64 `json:"sizeBytes"`
+
+	// SnapshotID NAME:TAG. A claim takes it as templateID.
+	SnapshotID string `json:"snapshotID"`
+}
+
 // Team defines model for Team.
 type Team struct {
 	// APIKey Always empty.
@@ -2179,10 +2213,33 @@ type ResumeSandboxJSONBody struct {
 	Timeout *Seconds `json:"timeout,omitempty"`
 }
 
+// CreateSnapshotJSONBody defines parameters for CreateSnapshot.
+type CreateSnapshotJSONBody struct {
+	Memory *bool `json:"memory,omitempty"`
+
+	// Name NAME, or NAME:TAG; the tag is by default "default". Each has 1 to 63 of a-z, 0-9, _, . and -. An earlier snapshot of the name and tag is replaced. Absent: a random name.
+	Name *string `json:"name,omitempty"`
+}
+
 // SetTimeoutJSONBody defines parameters for SetTimeout.
 type SetTimeoutJSONBody struct {
 	// Timeout Seconds. DELETE releases a sandbox at once.
 	Timeout int64 `json:"timeout"`
+}
+
+// ListSnapshotsParams defines parameters for ListSnapshots.
+type ListSnapshotsParams struct {
+	// SandboxID Only those of this sandbox.
+	SandboxID *string `form:"sandboxID,omitempty" json:"sandboxID,omitempty"`
+
+	// Name Only those of this name, or NAME:TAG.
+	Name *string `form:"name,omitempty" json:"name,omitempty"`
+
+	// Limit Entries of a page.
+	Limit *Limit `form:"limit,omitempty" json:"limit,omitempty"`
+
+	// NextToken The header X-Next-Token, or for a call under /v1 the field nextToken, of the page before.
+	NextToken *NextToken `form:"nextToken,omitempty" json:"nextToken,omitempty"`
 }
 
 // ListTemplatesParams defines parameters for ListTemplates.
@@ -2345,6 +2402,9 @@ type RefreshSandboxJSONRequestBody RefreshSandboxJSONBody
 
 // ResumeSandboxJSONRequestBody defines body for ResumeSandbox for application/json ContentType.
 type ResumeSandboxJSONRequestBody ResumeSandboxJSONBody
+
+// CreateSnapshotJSONRequestBody defines body for CreateSnapshot for application/json ContentType.
+type CreateSnapshotJSONRequestBody CreateSnapshotJSONBody
 
 // SetTimeoutJSONRequestBody defines body for SetTimeout for application/json ContentType.
 type SetTimeoutJSONRequestBody SetTimeoutJSONBody
@@ -2702,6 +2762,28 @@ type ClientInterface interface {
 	// Corresponds with POST /sandboxes/{sandboxID}/resume (the `ResumeSandbox` operationId).
 	ResumeSandbox(ctx context.Context, sandboxID SandboxID, body ResumeSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// CreateSnapshotWithBody Make a snapshot of the files of a sandbox.
+	//
+	// It has the files below the paths of spec.snapshot of the pool, and no memory. The sandbox sleeps while they are
+	// archived, and runs afterwards; requests wait meanwhile. One that is asleep sleeps on. The call is answered when the
+	// snapshot is in the object store. A client that has gone does not end it.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /sandboxes/{sandboxID}/snapshots (the `CreateSnapshot` operationId).
+	CreateSnapshotWithBody(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateSnapshot Make a snapshot of the files of a sandbox.
+	//
+	// It has the files below the paths of spec.snapshot of the pool, and no memory. The sandbox sleeps while they are
+	// archived, and runs afterwards; requests wait meanwhile. One that is asleep sleeps on. The call is answered when the
+	// snapshot is in the object store. A client that has gone does not end it.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /sandboxes/{sandboxID}/snapshots (the `CreateSnapshot` operationId).
+	CreateSnapshot(ctx context.Context, sandboxID SandboxID, body CreateSnapshotJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// SetTimeoutWithBody Move the end of a sandbox to a timeout from now.
 	//
 	// Counts as use. The new end may be before the old one.
@@ -2720,6 +2802,11 @@ type ClientInterface interface {
 	// Corresponds with POST /sandboxes/{sandboxID}/timeout (the `SetTimeout` operationId).
 	SetTimeout(ctx context.Context, sandboxID SandboxID, body SetTimeoutJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// ListSnapshots List the snapshots of the team, by name.
+	//
+	// Corresponds with GET /snapshots (the `ListSnapshots` operationId).
+	ListSnapshots(ctx context.Context, params *ListSnapshotsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ListTeams List the team of the caller's key.
 	//
 	// Corresponds with GET /teams (the `ListTeams` operationId).
@@ -2734,6 +2821,13 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /templates/aliases/{alias} (the `GetTemplateByAlias` operationId).
 	GetTemplateByAlias(ctx context.Context, alias string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DeleteSnapshot Delete a snapshot.
+	//
+	// Sandboxes that were made from it stay. A pool is a SandboxPool object, which kubectl deletes; its name is answered 501.
+	//
+	// Corresponds with DELETE /templates/{templateID} (the `DeleteSnapshot` operationId).
+	DeleteSnapshot(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetCaller Say whose key the call has, and where the sandboxes of this installation are.
 	//
@@ -3561,6 +3655,48 @@ func (c *Client) ResumeSandbox(ctx context.Context, sandboxID SandboxID, body Re
 	return c.Client.Do(req)
 }
 
+// CreateSnapshotWithBody Make a snapshot of the files of a sandbox.
+//
+// It has the files below the paths of spec.snapshot of the pool, and no memory. The sandbox sleeps while they are
+// archived, and runs afterwards; requests wait meanwhile. One that is asleep sleeps on. The call is answered when the
+// snapshot is in the object store. A client that has gone does not end it.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /sandboxes/{sandboxID}/snapshots (the `CreateSnapshot` operationId).
+func (c *Client) CreateSnapshotWithBody(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateSnapshotRequestWithBody(c.Server, sandboxID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateSnapshot Make a snapshot of the files of a sandbox.
+//
+// It has the files below the paths of spec.snapshot of the pool, and no memory. The sandbox sleeps while they are
+// archived, and runs afterwards; requests wait meanwhile. One that is asleep sleeps on. The call is answered when the
+// snapshot is in the object store. A client that has gone does not end it.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /sandboxes/{sandboxID}/snapshots (the `CreateSnapshot` operationId).
+func (c *Client) CreateSnapshot(ctx context.Context, sandboxID SandboxID, body CreateSnapshotJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateSnapshotRequest(c.Server, sandboxID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // SetTimeoutWithBody Move the end of a sandbox to a timeout from now.
 //
 // Counts as use. The new end may be before the old one.
@@ -3589,6 +3725,21 @@ func (c *Client) SetTimeoutWithBody(ctx context.Context, sandboxID SandboxID, co
 // Corresponds with POST /sandboxes/{sandboxID}/timeout (the `SetTimeout` operationId).
 func (c *Client) SetTimeout(ctx context.Context, sandboxID SandboxID, body SetTimeoutJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewSetTimeoutRequest(c.Server, sandboxID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListSnapshots List the snapshots of the team, by name.
+//
+// Corresponds with GET /snapshots (the `ListSnapshots` operationId).
+func (c *Client) ListSnapshots(ctx context.Context, params *ListSnapshotsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListSnapshotsRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -3634,6 +3785,23 @@ func (c *Client) ListTemplates(ctx context.Context, params *ListTemplatesParams,
 // Corresponds with GET /templates/aliases/{alias} (the `GetTemplateByAlias` operationId).
 func (c *Client) GetTemplateByAlias(ctx context.Context, alias string, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetTemplateByAliasRequest(c.Server, alias)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DeleteSnapshot Delete a snapshot.
+//
+// Sandboxes that were made from it stay. A pool is a SandboxPool object, which kubectl deletes; its name is answered 501.
+//
+// Corresponds with DELETE /templates/{templateID} (the `DeleteSnapshot` operationId).
+func (c *Client) DeleteSnapshot(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeleteSnapshotRequest(c.Server, templateID)
 	if err != nil {
 		return nil, err
 	}
@@ -5824,6 +5992,53 @@ func NewResumeSandboxRequestWithBody(server string, sandboxID SandboxID, content
 	return req, nil
 }
 
+// NewCreateSnapshotRequest calls the generic CreateSnapshot builder with application/json body
+func NewCreateSnapshotRequest(server string, sandboxID SandboxID, body CreateSnapshotJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCreateSnapshotRequestWithBody(server, sandboxID, "application/json", bodyReader)
+}
+
+// NewCreateSnapshotRequestWithBody constructs an http.Request for the CreateSnapshot method, with any body, and a specified content type
+func NewCreateSnapshotRequestWithBody(server string, sandboxID SandboxID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "sandboxID", sandboxID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/sandboxes/%s/snapshots", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewSetTimeoutRequest calls the generic SetTimeout builder with application/json body
 func NewSetTimeoutRequest(server string, sandboxID SandboxID, body SetTimeoutJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -5867,6 +6082,96 @@ func NewSetTimeoutRequestWithBody(server string, sandboxID SandboxID, contentTyp
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewListSnapshotsRequest constructs an http.Request for the ListSnapshots method
+func NewListSnapshotsRequest(server string, params *ListSnapshotsParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/snapshots")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.SandboxID != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "sandboxID", *params.SandboxID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Name != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "name", *params.Name, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Limit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.NextToken != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "nextToken", *params.NextToken, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
 
 	return req, nil
 }
@@ -5979,6 +6284,40 @@ func NewGetTemplateByAliasRequest(server string, alias string) (*http.Request, e
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewDeleteSnapshotRequest constructs an http.Request for the DeleteSnapshot method
+func NewDeleteSnapshotRequest(server string, templateID string) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "templateID", templateID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/templates/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -7450,6 +7789,28 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /sandboxes/{sandboxID}/resume (the `ResumeSandbox` operationId).
 	ResumeSandboxWithResponse(ctx context.Context, sandboxID SandboxID, body ResumeSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*ResumeSandboxResponse, error)
 
+	// CreateSnapshotWithBodyWithResponse Make a snapshot of the files of a sandbox.
+	//
+	// It has the files below the paths of spec.snapshot of the pool, and no memory. The sandbox sleeps while they are
+	// archived, and runs afterwards; requests wait meanwhile. One that is asleep sleeps on. The call is answered when the
+	// snapshot is in the object store. A client that has gone does not end it.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /sandboxes/{sandboxID}/snapshots (the `CreateSnapshot` operationId).
+	CreateSnapshotWithBodyWithResponse(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateSnapshotResponse, error)
+
+	// CreateSnapshotWithResponse Make a snapshot of the files of a sandbox.
+	//
+	// It has the files below the paths of spec.snapshot of the pool, and no memory. The sandbox sleeps while they are
+	// archived, and runs afterwards; requests wait meanwhile. One that is asleep sleeps on. The call is answered when the
+	// snapshot is in the object store. A client that has gone does not end it.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /sandboxes/{sandboxID}/snapshots (the `CreateSnapshot` operationId).
+	CreateSnapshotWithResponse(ctx context.Context, sandboxID SandboxID, body CreateSnapshotJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateSnapshotResponse, error)
+
 	// SetTimeoutWithBodyWithResponse Move the end of a sandbox to a timeout from now.
 	//
 	// Counts as use. The new end may be before the old one.
@@ -7467,6 +7828,13 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /sandboxes/{sandboxID}/timeout (the `SetTimeout` operationId).
 	SetTimeoutWithResponse(ctx context.Context, sandboxID SandboxID, body SetTimeoutJSONRequestBody, reqEditors ...RequestEditorFn) (*SetTimeoutResponse, error)
+
+	// ListSnapshotsWithResponse List the snapshots of the team, by name.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /snapshots (the `ListSnapshots` operationId).
+	ListSnapshotsWithResponse(ctx context.Context, params *ListSnapshotsParams, reqEditors ...RequestEditorFn) (*ListSnapshotsResponse, error)
 
 	// ListTeamsWithResponse List the team of the caller's key.
 	//
@@ -7488,6 +7856,15 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /templates/aliases/{alias} (the `GetTemplateByAlias` operationId).
 	GetTemplateByAliasWithResponse(ctx context.Context, alias string, reqEditors ...RequestEditorFn) (*GetTemplateByAliasResponse, error)
+
+	// DeleteSnapshotWithResponse Delete a snapshot.
+	//
+	// Sandboxes that were made from it stay. A pool is a SandboxPool object, which kubectl deletes; its name is answered 501.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /templates/{templateID} (the `DeleteSnapshot` operationId).
+	DeleteSnapshotWithResponse(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*DeleteSnapshotResponse, error)
 
 	// GetCallerWithResponse Say whose key the call has, and where the sandboxes of this installation are.
 	//
@@ -9173,6 +9550,54 @@ func (r ResumeSandboxResponse) ContentType() string {
 	return ""
 }
 
+type CreateSnapshotResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *Snapshot
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r CreateSnapshotResponse) GetJSON201() *Snapshot {
+	return r.JSON201
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r CreateSnapshotResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CreateSnapshotResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CreateSnapshotResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CreateSnapshotResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CreateSnapshotResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type SetTimeoutResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -9208,6 +9633,61 @@ func (r SetTimeoutResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r SetTimeoutResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// ListSnapshotsResponse200Headers the declared response headers of an HTTP 200 response for ListSnapshots
+type ListSnapshotsResponse200Headers struct {
+	XNextToken *string
+}
+
+type ListSnapshotsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *[]Snapshot
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+	// Headers200 the parsed response headers for an HTTP 200 response
+	Headers200 *ListSnapshotsResponse200Headers
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListSnapshotsResponse) GetJSON200() *[]Snapshot {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListSnapshotsResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListSnapshotsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListSnapshotsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListSnapshotsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListSnapshotsResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -9352,6 +9832,47 @@ func (r GetTemplateByAliasResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r GetTemplateByAliasResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type DeleteSnapshotResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r DeleteSnapshotResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DeleteSnapshotResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DeleteSnapshotResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DeleteSnapshotResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DeleteSnapshotResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -10836,6 +11357,40 @@ func (c *ClientWithResponses) ResumeSandboxWithResponse(ctx context.Context, san
 	return ParseResumeSandboxResponse(rsp)
 }
 
+// CreateSnapshotWithBodyWithResponse Make a snapshot of the files of a sandbox.
+//
+// It has the files below the paths of spec.snapshot of the pool, and no memory. The sandbox sleeps while they are
+// archived, and runs afterwards; requests wait meanwhile. One that is asleep sleeps on. The call is answered when the
+// snapshot is in the object store. A client that has gone does not end it.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /sandboxes/{sandboxID}/snapshots (the `CreateSnapshot` operationId).
+func (c *ClientWithResponses) CreateSnapshotWithBodyWithResponse(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateSnapshotResponse, error) {
+	rsp, err := c.CreateSnapshotWithBody(ctx, sandboxID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateSnapshotResponse(rsp)
+}
+
+// CreateSnapshotWithResponse Make a snapshot of the files of a sandbox.
+//
+// It has the files below the paths of spec.snapshot of the pool, and no memory. The sandbox sleeps while they are
+// archived, and runs afterwards; requests wait meanwhile. One that is asleep sleeps on. The call is answered when the
+// snapshot is in the object store. A client that has gone does not end it.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /sandboxes/{sandboxID}/snapshots (the `CreateSnapshot` operationId).
+func (c *ClientWithResponses) CreateSnapshotWithResponse(ctx context.Context, sandboxID SandboxID, body CreateSnapshotJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateSnapshotResponse, error) {
+	rsp, err := c.CreateSnapshot(ctx, sandboxID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateSnapshotResponse(rsp)
+}
+
 // SetTimeoutWithBodyWithResponse Move the end of a sandbox to a timeout from now.
 //
 // Counts as use. The new end may be before the old one.
@@ -10864,6 +11419,19 @@ func (c *ClientWithResponses) SetTimeoutWithResponse(ctx context.Context, sandbo
 		return nil, err
 	}
 	return ParseSetTimeoutResponse(rsp)
+}
+
+// ListSnapshotsWithResponse List the snapshots of the team, by name.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /snapshots (the `ListSnapshots` operationId).
+func (c *ClientWithResponses) ListSnapshotsWithResponse(ctx context.Context, params *ListSnapshotsParams, reqEditors ...RequestEditorFn) (*ListSnapshotsResponse, error) {
+	rsp, err := c.ListSnapshots(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListSnapshotsResponse(rsp)
 }
 
 // ListTeamsWithResponse List the team of the caller's key.
@@ -10903,6 +11471,21 @@ func (c *ClientWithResponses) GetTemplateByAliasWithResponse(ctx context.Context
 		return nil, err
 	}
 	return ParseGetTemplateByAliasResponse(rsp)
+}
+
+// DeleteSnapshotWithResponse Delete a snapshot.
+//
+// Sandboxes that were made from it stay. A pool is a SandboxPool object, which kubectl deletes; its name is answered 501.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /templates/{templateID} (the `DeleteSnapshot` operationId).
+func (c *ClientWithResponses) DeleteSnapshotWithResponse(ctx context.Context, templateID string, reqEditors ...RequestEditorFn) (*DeleteSnapshotResponse, error) {
+	rsp, err := c.DeleteSnapshot(ctx, templateID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeleteSnapshotResponse(rsp)
 }
 
 // GetCallerWithResponse Say whose key the call has, and where the sandboxes of this installation are.
@@ -12294,6 +12877,39 @@ func ParseResumeSandboxResponse(rsp *http.Response) (*ResumeSandboxResponse, err
 	return response, nil
 }
 
+// ParseCreateSnapshotResponse parses an HTTP response from a CreateSnapshotWithResponse call
+func ParseCreateSnapshotResponse(rsp *http.Response) (*CreateSnapshotResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CreateSnapshotResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest Snapshot
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseSetTimeoutResponse parses an HTTP response from a SetTimeoutWithResponse call
 func ParseSetTimeoutResponse(rsp *http.Response) (*SetTimeoutResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -12318,6 +12934,52 @@ func ParseSetTimeoutResponse(rsp *http.Response) (*SetTimeoutResponse, error) {
 		}
 		response.JSONDefault = &dest
 
+	}
+
+	return response, nil
+}
+
+// ParseListSnapshotsResponse parses an HTTP response from a ListSnapshotsWithResponse call
+func ParseListSnapshotsResponse(rsp *http.Response) (*ListSnapshotsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListSnapshotsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest []Snapshot
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case rsp.StatusCode == 200:
+		var headers ListSnapshotsResponse200Headers
+		if values := rsp.Header.Values("X-Next-Token"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Next-Token", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XNextToken = &value
+		}
+		response.Headers200 = &headers
 	}
 
 	return response, nil
@@ -12409,6 +13071,35 @@ func ParseGetTemplateByAliasResponse(rsp *http.Response) (*GetTemplateByAliasRes
 			return nil, err
 		}
 		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDeleteSnapshotResponse parses an HTTP response from a DeleteSnapshotWithResponse call
+func ParseDeleteSnapshotResponse(rsp *http.Response) (*DeleteSnapshotResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DeleteSnapshotResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Error

@@ -2,6 +2,7 @@ package v1alpha1
 
 import (
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -180,6 +181,11 @@ type SandboxPoolSpec struct {
 	// +optional
 	AcceptVolumes bool `json:"acceptVolumes,omitempty"`
 
+	// snapshot says which files of a sandbox a snapshot keeps, and how many. Snapshots need spec.agent, and the allocators'
+	// --snapshots. A change applies to later snapshots, and to what is made from earlier ones.
+	// +optional
+	Snapshot *PoolSnapshot `json:"snapshot,omitempty"`
+
 	// acceptPause says what becomes of a claim that asks to be paused at its timeout (autoPause, which E2B's
 	// SDKs send for onTimeout "pause"), in a pool whose sandboxes cannot sleep, such as one without spec.agent. Never: the
 	// claim is answered 501. End: the claim is accepted, and the sandbox is released at its timeout all the same. Its
@@ -357,6 +363,27 @@ type PoolAgent struct {
 	// +kubebuilder:default=UserRights
 	// +optional
 	NewFiles AgentNewFiles `json:"newFiles,omitempty"`
+}
+
+// PoolSnapshot says which files of a sandbox a snapshot keeps.
+type PoolSnapshot struct {
+	// Paths of directories and files, absolute and clean, none below another one, /dev, /proc or /sys. No part of a path
+	// may be a symbolic link in the sandbox. A sandbox is made from a snapshot only if all paths of the snapshot are
+	// among those. Default: the home of the agent's default user, /home/user in images that have that user.
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=512
+	// +listType=set
+	// +optional
+	Paths []string `json:"paths,omitempty"`
+	// MaxBytes bounds the files of a snapshot before compression, from 1Ki to 64Gi. Default: 1Gi.
+	// +optional
+	MaxBytes *resource.Quantity `json:"maxBytes,omitempty"`
+	// MaxFiles bounds the files, directories and links of a snapshot.
+	// +kubebuilder:default=100000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000000
+	// +optional
+	MaxFiles int32 `json:"maxFiles,omitempty"`
 }
 
 // OnEnd says what happens to a sandbox when it is idle or at its timeout.

@@ -29,6 +29,7 @@ type request struct {
 	count, atLeast int
 	batch          bool
 	values         step.Values
+	configuring    time.Duration
 	since          time.Duration // boot clock: when it came
 	waited         bool          // not all of its pods were warm then, or one of them was lost
 	failures       int           // how often it was not granted after agents of its pods were to be configured
@@ -77,6 +78,8 @@ type Ask struct {
 	// count; 0: it counts in any case; nil: the default of the pool.
 	MinBytes *uint64
 	Sleep    SleepAsk
+	// Configuring is how long its agents may need to be configured. The startup timeout of the pool begins after it.
+	Configuring time.Duration
 	// Wait is how long the claim may wait for a pod, and its caller for the
 	// pool's hook.
 	Wait time.Duration
@@ -115,7 +118,7 @@ func (t *Table) Claim(ev Ask) {
 	}
 	req := request{
 		pool: pool, binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes, sleep: ev.Sleep,
-		count: max(1, ev.Count), batch: ev.Count > 0, ends: ev.Wait <= 0, values: ev.Values,
+		count: max(1, ev.Count), batch: ev.Count > 0, ends: ev.Wait <= 0, values: ev.Values, configuring: ev.Configuring,
 		since: t.Now.Boot,
 	}
 	req.atLeast = req.count
@@ -290,7 +293,7 @@ func (t *Table) bind(cl *Claim) {
 		b.LifetimeEnd = t.Now.Wall.Add(pool.MaxLifetime)
 	}
 	if pool.PostStart && pool.StartupTimeout > 0 {
-		b.StartBy = t.Now.Wall.Add(pool.StartupTimeout)
+		b.StartBy = t.Now.Wall.Add(pool.StartupTimeout + req.configuring)
 	}
 	if req.batch {
 		b.Batch = t.cfg.NewID()
