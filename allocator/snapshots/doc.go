@@ -7,13 +7,13 @@
 //	archives/TEAM/KEY                the bytes of one attempt to make a snapshot. KEY has 26 random characters
 //	snapshots/TEAM/NAME:TAG.json     the manifest. A snapshot exists if and only if its manifest does
 //
-// A name and a tag have 1 to 63 characters of a-z, 0-9, "_", "." and "-", and begin with a letter or a digit. TEAM is "_"
-// for sandboxes without a team, which is the name of no team. So no name leads out of the directory of its team.
+// A name and a tag have 1 to 63 characters of a-z, 0-9, "_", "." and "-", and begin with a letter or a digit. TEAM is
+// "_" for sandboxes without a team, which is the name of no team. So no name leads out of the directory of its team.
 //
-// A manifest has version 1, the name, tag, team, pool and sandbox ID, the times of its making and of its expiry (none: it
-// does not expire), the key, size and SHA-256 of the archive, what the archive has (entries, bytes of contents, paths, what
-// was left out and how often), and no field that this package does not know. It has at most 64 KiB. A manifest that is
-// otherwise is damaged.
+// A manifest has version 1, the name, tag, team, pool and sandbox ID, the times of its making and of its expiry (none:
+// it does not expire), the key, size and SHA-256 of the archive, what the archive has (entries, bytes of contents,
+// paths, what was left out and how often), and no field that this package does not know. It has at most 64 KiB. A
+// manifest that is otherwise is damaged.
 //
 // # States
 //
@@ -22,41 +22,42 @@
 //	expired    the time in the manifest has passed. For every call but [Store.Sweep] it is as one that was never made
 //	left over  no manifest names the archive any more, or none ever will
 //
-// [Store.Write] makes a snapshot of what it is given. It streams the archive into a new object, asks the store how large
-// that object is, and compares. Then it writes the manifest. The manifest replaces that of an earlier snapshot of the
-// same name and tag. [Store.Delete] deletes the manifest and then the archive. [Store.Sweep] deletes what is expired, and
-// archives that are left over and older than an hour.
+// [Store.Write] makes a snapshot of what it is given. It streams the archive into a new object, asks the store how
+// large that object is, and compares. Then it writes the manifest. The manifest replaces that of an earlier snapshot of
+// the same name and tag. [Store.Delete] deletes the manifest and then the archive. [Store.Sweep] deletes what is
+// expired, and archives that are left over and older than an hour.
 //
 // # Guarantees
 //
-//   - A call for a team reads, lists, replaces and deletes snapshots of that team only. For a snapshot of another team it
-//     answers [ErrNotFound].
+//   - A call for a team reads, lists, replaces and deletes snapshots of that team only. For a snapshot of another team
+//     it answers [ErrNotFound].
 //   - A snapshot exists only after the store has confirmed that its archive is there with the size that was written. A
 //     Write that fails, or that a crash ends, makes no snapshot, and leaves the earlier one of that name.
-//   - An archive is written once: its key is new for each attempt, and the store refuses to overwrite it. So a late writer
-//     never changes what a snapshot has.
-//   - Sweep deletes no archive that a manifest names. It lists archives before manifests, and deletes none if it could not
-//     read every manifest. A Write takes less than an hour, so an archive of that age has its manifest or gets none.
+//   - An archive is written once: its key is new for each attempt, and the store refuses to overwrite it. So a late
+//     writer never changes what a snapshot has.
+//   - Sweep deletes no archive that a manifest names. It lists archives before manifests, and deletes none if it could
+//     not read every manifest. A Write takes less than an hour, so an archive of that age has its manifest or gets
+//     none.
 //   - A damaged manifest hides no other snapshot. It is told with the name of the object.
 //   - Each team has at most so many snapshots and bytes as the [Options] say, also when several are written at once. At
 //     most four are written at once, and a team begins one only while it has fewer than are free. So two at most are of
 //     one team. A Write that finds no place ends at once with [ErrBusy].
 //   - A Write needs about 50 MB of memory. Lists are read with eight requests at once.
-//   - Each request to the store ends within 30 s. An archive ends when it makes no progress for 60 s, and after 15 minutes.
-//     A directory has no such bounds, if its file system hangs.
+//   - Each request to the store ends within 30 s. An archive ends when it makes no progress for 60 s, and after 15
+//     minutes. A directory has no such bounds, if its file system hangs.
 //
 // # What breaks them
 //
-//   - Others that write to the store. Whoever may write manifests can give a team any archive of its own directory. Give
-//     Berth a bucket or a prefix of its own. The bytes are not signed: what restores an archive compares them with the
-//     size and SHA-256 of the manifest.
+//   - Others that write to the store. Whoever may write manifests can give a team any archive of its own directory.
+//     Give Berth a bucket or a prefix of its own. The bytes are not signed: what restores an archive compares them with
+//     the size and SHA-256 of the manifest.
 //   - A store whose list lacks an object that was written before, or whose clock differs from that of this machine by
 //     more than half an hour. Sweep could then delete an archive that is in use.
 //   - Two processes that change the same name at once. Only a leader changes snapshots. If a deposed one does too, its
 //     late deletion of an expired manifest can delete the one that has just replaced it, and the bounds of a team count
 //     for each process.
-//   - A process that stands still for an hour between an archive and its manifest. The manifest then names an archive that
-//     was swept. [Store.Open] answers ErrNotFound for it.
+//   - A process that stands still for an hour between an archive and its manifest. The manifest then names an archive
+//     that was swept. [Store.Open] answers ErrNotFound for it.
 //
 // # What is left over elsewhere
 //

@@ -1,14 +1,15 @@
 package snapshots
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // SetBounds shortens the times of a store. A zero leaves a time as it is.
 func (s *Store) SetBounds(call, idle, archive time.Duration) {
-	for to, value := range map[*time.Duration]time.Duration{&s.bounds.call: call, &s.bounds.idle: idle, &s.bounds.archive: archive} {
-		if value != 0 {
-			*to = value
-		}
-	}
+	s.bounds.call = cmp.Or(call, s.bounds.call)
+	s.bounds.idle = cmp.Or(idle, s.bounds.idle)
+	s.bounds.archive = cmp.Or(archive, s.bounds.archive)
 }
 
 // SetSweepAge sets the age of an archive that Sweep may delete.

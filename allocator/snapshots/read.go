@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Get returns the snapshot that a team means by a reference (see ParseRef). It returns ErrNotFound, ErrInvalid, ErrDamaged,
-// or an error of the store.
+// Get returns the snapshot that a team means by a reference (see ParseRef). It returns ErrNotFound, ErrInvalid,
+// ErrDamaged, or an error of the store.
 func (s *Store) Get(ctx context.Context, team, ref string) (Snapshot, error) {
 	key, err := keyOf(team, ref)
 	if err != nil {
@@ -48,9 +48,9 @@ func (s *Store) read(ctx context.Context, key string) (found Snapshot, err error
 	return found, err
 }
 
-// Open returns the bytes of the archive of a snapshot, which the caller closes. It returns ErrNotFound if the snapshot was
-// deleted meanwhile, and ErrDamaged if the archive has another size. The caller compares the bytes with the SHA-256. Reading
-// ends after 15 minutes, and when the store sends nothing for 60 s.
+// Open returns the bytes of the archive of a snapshot, which the caller closes. It returns ErrNotFound if the snapshot
+// was deleted meanwhile, and ErrDamaged if the archive has another size. The caller compares the bytes with the
+// SHA-256. Reading ends after 15 minutes, and when the store sends nothing for 60 s.
 func (s *Store) Open(ctx context.Context, snapshot Snapshot) (io.ReadCloser, error) {
 	dir, err := directory(snapshot.Team)
 	if err != nil {

@@ -64,9 +64,9 @@ type Snapshot struct {
 }
 
 // Ref returns the name and the tag: "name:tag".
-func (s *Snapshot) Ref() string { return s.Name + ":" + s.Tag }
+func (s Snapshot) Ref() string { return s.Name + ":" + s.Tag }
 
-func (s *Snapshot) expired(now time.Time) bool {
+func (s Snapshot) expired(now time.Time) bool {
 	return !s.ExpiresAt.IsZero() && !now.Before(s.ExpiresAt)
 }
 
@@ -82,8 +82,8 @@ var (
 	manifestKey = regexp.MustCompile(`^snapshots/([a-z0-9_-]+)/([^/:]+):([^/:]+)\.json$`)
 )
 
-// ParseRef returns the name and the tag that a team means by a text: "name", "name:tag", "team/name" or "team/name:tag".
-// It returns ErrNotFound if that is another team, and ErrInvalid if the text has no such form.
+// ParseRef returns the name and the tag that a team means by a text: "name", "name:tag", "team/name" or
+// "team/name:tag". It returns ErrNotFound if that is another team, and ErrInvalid if the text has no such form.
 func ParseRef(team, text string) (name, tag string, err error) {
 	name = text
 	if other, rest, found := strings.Cut(text, "/"); found {
@@ -139,8 +139,8 @@ func newArchive(dir string) string { return archives + dir + "/" + strings.ToLow
 func encode(s Snapshot) ([]byte, error) {
 	raw, err := json.Marshal(manifest{version, s})
 	if err == nil && len(raw) > maxManifest {
-		err = fmt.Errorf("paths and what was left out: %w: the manifest has %d bytes and may have %d: give fewer or shorter paths",
-			ErrInvalid, len(raw), maxManifest)
+		err = fmt.Errorf("paths and what was left out: %w: the manifest has %d bytes and may have %d: give fewer paths, or "+
+			"shorter ones", ErrInvalid, len(raw), maxManifest)
 	}
 	return raw, err
 }

@@ -58,7 +58,9 @@ func TestListHasPagesAndFilters(t *testing.T) {
 			}
 		}
 		require.Equal(t, []string{"a:default", "b:c", "b:c.d", "b_:default", "c:default"}, all)
-		for want, f := range map[int]snapshots.Filter{2: {Name: "b"}, 1: {SandboxID: "box-c"}, 0: {Name: "a", SandboxID: "box-c"}} {
+		for want, f := range map[int]snapshots.Filter{
+			2: {Name: "b"}, 1: {SandboxID: "box-c"}, 0: {Name: "a", SandboxID: "box-c"},
+		} {
 			page, err := s.List(t.Context(), "red", f, "", 9)
 			require.NoError(t, err)
 			require.Len(t, page.Snapshots, want)
@@ -119,12 +121,14 @@ func TestNamesLeadOutOfNoTeam(t *testing.T) {
 			_, err := s.Get(t.Context(), "blue", bad)
 			require.Error(t, err, "%q", bad)
 			require.Error(t, s.Delete(t.Context(), "blue", bad), "%q", bad)
-			for _, named := range []snapshots.Snapshot{{Name: bad, Tag: "a", Team: "blue"}, {Name: "a", Tag: bad, Team: "blue"}} {
-				_, err = s.Write(t.Context(), named, 1<<20, of(data(1)))
+			name, tag := named("blue", "a"), named("blue", "a")
+			name.Name, tag.Tag = bad, bad
+			for _, made := range []snapshots.Snapshot{name, tag} {
+				_, err = s.Write(t.Context(), made, 1<<20, of(data(1)))
 				require.ErrorIs(t, err, snapshots.ErrInvalid, "%q", bad)
 			}
 		}
-		for _, team := range []string{"_", ".", "..", "blue/../red", "red/", "/red", "Red", "red\n", strings.Repeat("a", 64)} {
+		for _, team := range []string{"_", ".", "..", "blue/../red", "red/", "/red", "Red", "red\n", "re\x00d"} {
 			_, err := s.Get(t.Context(), team, "kept")
 			require.ErrorIs(t, err, snapshots.ErrInvalid, "%q", team)
 			_, err = s.List(t.Context(), team, snapshots.Filter{}, "", 9)
@@ -168,16 +172,18 @@ func TestFailedWriteLeavesTheEarlierSnapshotOnly(t *testing.T) {
 		s := w.open(t, large)
 		made := write(t, s, "red", "a", []byte("earlier"))
 		before := w.keys(t)
-		for size, want := range map[int64]error{1 << 30: errAgent, 15 << 20: snapshots.ErrTooLarge, 10: snapshots.ErrTooLarge} {
+		tooLarge := snapshots.ErrTooLarge
+		for size, want := range map[int64]error{1 << 30: errAgent, 15 << 20: tooLarge, 10: tooLarge} {
 			for _, err := range []error{errAgent, nil} {
 				if want == errAgent && err == nil {
 					continue
 				}
-				_, failed := s.Write(t.Context(), named("red", "a"), size, func(_ context.Context, w io.Writer) (snapshots.Contents, error) {
+				archive := func(_ context.Context, w io.Writer) (contents, error) {
 					_, _ = w.Write(data(20 << 20))
 					_, _ = w.Write(nil)
-					return snapshots.Contents{}, err
-				})
+					return contents{}, err
+				}
+				_, failed := s.Write(t.Context(), named("red", "a"), size, archive)
 				require.ErrorIs(t, failed, want)
 				require.Equal(t, before, w.keys(t))
 			}
@@ -194,8 +200,8 @@ func TestFailedWriteLeavesTheEarlierSnapshotOnly(t *testing.T) {
 func TestManifestThatIsTooLargeIsNotWritten(t *testing.T) {
 	each(t, func(t *testing.T, w *world) {
 		s := w.open(t, large)
-		_, err := s.Write(t.Context(), named("red", "a"), 9, func(context.Context, io.Writer) (snapshots.Contents, error) {
-			return snapshots.Contents{Paths: []string{"/" + strings.Repeat("a", 64<<10)}}, nil
+		_, err := s.Write(t.Context(), named("red", "a"), 9, func(context.Context, io.Writer) (contents, error) {
+			return contents{Paths: []string{"/" + strings.Repeat("a", 64<<10)}}, nil
 		})
 		require.ErrorIs(t, err, snapshots.ErrInvalid)
 		require.Empty(t, refs(t, s, "red"))
@@ -208,13 +214,13 @@ func TestServerThatEndsMidwayLeavesNoSnapshot(t *testing.T) {
 	w := newS3(t)
 	s := w.open(t, large)
 	gone := false
-	_, err := s.Write(t.Context(), named("red", "a"), 1<<30, func(_ context.Context, out io.Writer) (snapshots.Contents, error) {
+	_, err := s.Write(t.Context(), named("red", "a"), 1<<30, func(_ context.Context, out io.Writer) (contents, error) {
 		_, _ = out.Write(data(20 << 20))
 		gone = true
 		w.with(func(http.ResponseWriter, *http.Request, http.Handler) { panic(http.ErrAbortHandler) })
 		w.server.CloseClientConnections()
 		_, err := out.Write(data(20 << 20))
-		return snapshots.Contents{}, err
+		return contents{}, err
 	})
 	require.Error(t, err)
 	require.True(t, gone)
@@ -333,7 +339,7 @@ func TestTeamHasAtMostItsSnapshotsAndBytes(t *testing.T) {
 func hold(t *testing.T, s *snapshots.Store, team, name string, size int64) (begun chan struct{}, end func()) {
 	begun, ended, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		_, err := s.Write(t.Context(), named(team, name), size, func(_ context.Context, w io.Writer) (snapshots.Contents, error) {
+		_, err := s.Write(t.Context(), named(team, name), size, func(_ context.Context, w io.Writer) (contents, error) {
 			close(begun)
 			<-ended
 			return of(data(1))(t.Context(), w)
@@ -547,15 +553,15 @@ func TestArchiveWithoutProgressEnds(t *testing.T) {
 	made := write(t, s, "red", "a", data(4<<20))
 
 	s.SetBounds(0, 50*time.Millisecond, 0)
-	_, err := s.Write(t.Context(), named("red", "b"), 9, func(ctx context.Context, _ io.Writer) (snapshots.Contents, error) {
+	_, err := s.Write(t.Context(), named("red", "b"), 9, func(ctx context.Context, _ io.Writer) (contents, error) {
 		<-ctx.Done()
-		return snapshots.Contents{}, ctx.Err()
+		return contents{}, ctx.Err()
 	})
 	require.ErrorIs(t, err, snapshots.ErrTimeout)
 	require.ErrorContains(t, err, "no progress")
 
 	s.SetBounds(0, time.Minute, 50*time.Millisecond)
-	_, err = s.Write(t.Context(), named("red", "b"), 1<<30, func(_ context.Context, w io.Writer) (c snapshots.Contents, err error) {
+	_, err = s.Write(t.Context(), named("red", "b"), 1<<30, func(_ context.Context, w io.Writer) (c contents, err error) {
 		for err == nil {
 			_, err = w.Write(data(100))
 		}

@@ -64,15 +64,16 @@ type attempt struct {
 	reserved  int64  // bytes
 }
 
-// Open opens the store at an address. It does not ask the store anything: a wrong name of a bucket shows in the first call.
+// Open opens the store at an address. It does not ask the store anything: a wrong name of a bucket shows in the first
+// call.
 //
 //	s3://BUCKET?region=REGION            also endpoint=URL and use_path_style=true, for other stores with that protocol
 //	gs://BUCKET
 //	azblob://CONTAINER
 //	file:///DIRECTORY                    for development: it is made if it is missing
 //
-// The parameter prefix, which ends with "/", goes before all keys. Credentials are those that the SDK of the cloud finds
-// in the environment.
+// The parameter prefix, which ends with "/", goes before all keys. Credentials are those that the SDK of the cloud
+// finds in the environment.
 func Open(ctx context.Context, address string, o Options) (*Store, error) {
 	if err := options.Require(o, "MaxPerTeam", "MaxBytesPerTeam"); err != nil {
 		return nil, err
@@ -116,8 +117,8 @@ func openBucket(ctx context.Context, address string) (*blob.Bucket, error) {
 		}
 		at.RawQuery = query.Encode()
 	default:
-		return nil, fmt.Errorf("%q: unknown scheme: must be s3://BUCKET, gs://BUCKET, azblob://CONTAINER or file:///DIRECTORY",
-			at.Redacted())
+		return nil, fmt.Errorf("%q: unknown scheme: must be s3://BUCKET, gs://BUCKET, azblob://CONTAINER or "+
+			"file:///DIRECTORY", at.Redacted())
 	}
 	// The SDKs go on to use the context when they renew credentials.
 	return blob.OpenBucket(context.WithoutCancel(ctx), at.String())
@@ -145,7 +146,8 @@ func failed(ctx context.Context, what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// missing returns ErrNotFound for the error of the store that says that an object is missing, and other errors as they are.
+// missing returns ErrNotFound for the error of the store that says that an object is missing, and other errors as they
+// are.
 func missing(err error) error {
 	if gcerrors.Code(err) == gcerrors.NotFound {
 		return ErrNotFound

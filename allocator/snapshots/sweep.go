@@ -7,8 +7,8 @@ import (
 	"gocloud.dev/gcerrors"
 )
 
-// Delete deletes the snapshot that a team means by a reference, also a damaged one. It returns ErrNotFound, ErrInvalid or
-// an error of the store. The archive is deleted too. If that fails, Sweep does it.
+// Delete deletes the snapshot that a team means by a reference, also a damaged one. It returns ErrNotFound, ErrInvalid
+// or an error of the store. The archive is deleted too. If that fails, Sweep does it.
 func (s *Store) Delete(ctx context.Context, team, ref string) error {
 	key, err := keyOf(team, ref)
 	if err != nil {
@@ -41,13 +41,13 @@ type Swept struct {
 	// Snapshots counts expired snapshots that were deleted, and Archives archives, of Bytes bytes.
 	Snapshots, Archives int
 	Bytes               int64
-	// Damaged has an ErrDamaged for each damaged manifest. While there are any, no archive is deleted, because each archive
-	// could be one that they name.
+	// Damaged has an ErrDamaged for each damaged manifest. While there are any, no archive is deleted, because each
+	// archive could be one that they name.
 	Damaged []error
 }
 
-// Sweep deletes expired snapshots, and archives that no manifest names and that are older than an hour. It returns what it
-// has done also if it fails. Only one process at a time may sweep.
+// Sweep deletes expired snapshots, and archives that no manifest names and that are older than an hour. It returns what
+// it has done also if it fails. Only one process at a time may sweep.
 func (s *Store) Sweep(ctx context.Context) (done Swept, err error) {
 	// Archives first: one that is listed and is to be in a manifest is in it an hour after its making at the latest.
 	listed, err := s.objects(ctx, archives)
@@ -99,8 +99,8 @@ func (s *Store) Sweep(ctx context.Context) (done Swept, err error) {
 	return done, nil
 }
 
-// expire deletes the manifest with a key if it is expired, and returns the archive that it named. It returns "" if there is
-// no such manifest any more.
+// expire deletes the manifest with a key if it is expired, and returns the archive that it named. It returns "" if
+// there is no such manifest any more.
 func (s *Store) expire(ctx context.Context, key string) (archive string, err error) {
 	err = s.change(ctx, "deleting an expired manifest", func(ctx context.Context) error {
 		found, err := s.read(ctx, key) // it may have been replaced

@@ -103,13 +103,15 @@ func (w *world) keys(t *testing.T) (all []string) {
 	}
 }
 
+type contents = snapshots.Contents
+
 var errAgent = errors.New("the agent failed")
 
 // of writes data as an archive.
-func of(data []byte) func(context.Context, io.Writer) (snapshots.Contents, error) {
-	return func(_ context.Context, w io.Writer) (snapshots.Contents, error) {
+func of(data []byte) func(context.Context, io.Writer) (contents, error) {
+	return func(_ context.Context, w io.Writer) (contents, error) {
 		_, err := io.Copy(w, struct{ io.Reader }{bytes.NewReader(data)})
-		return snapshots.Contents{
+		return contents{
 			Entries: 3, Bytes: 7, LeftOut: map[string]int{"socket": 2}, Paths: []string{"/home/user"},
 		}, err
 	}

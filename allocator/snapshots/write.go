@@ -12,10 +12,10 @@ import (
 	"gocloud.dev/blob"
 )
 
-// Write makes a snapshot with the name, tag, team, pool, sandbox ID and expiry of snapshot. write writes the archive, of at
-// most maxSize bytes, and says what it has. The context that it gets ends when the archive has failed or has taken too
-// long, and write has to return then. Write replaces an earlier snapshot of the name and tag. It returns the snapshot, or
-// ErrInvalid, ErrBusy, ErrFull, ErrTooLarge, ErrTimeout, or an error of write.
+// Write makes a snapshot with the name, tag, team, pool, sandbox ID and expiry of snapshot. write writes the archive,
+// of at most maxSize bytes, and says what it has. The context that it gets ends when the archive has failed or has
+// taken too long, and write has to return then. Write replaces an earlier snapshot of the name and tag. It returns the
+// snapshot, or ErrInvalid, ErrBusy, ErrFull, ErrTooLarge, ErrTimeout, or an error of write.
 func (s *Store) Write(
 	ctx context.Context, snapshot Snapshot, maxSize int64,
 	write func(ctx context.Context, w io.Writer) (Contents, error),
@@ -123,8 +123,8 @@ func (s *Store) room(ctx context.Context, a *attempt, o others) (left int64, rep
 	return left, replaced, nil
 }
 
-// upload writes the archive of a snapshot, and sets what is known of it then. The archive may have size bytes, and the team
-// has room for so many.
+// upload writes the archive of a snapshot, and sets what is known of it then. The archive may have size bytes, and the
+// team has room for so many.
 func (s *Store) upload(
 	ctx context.Context, snapshot *Snapshot, size, room int64,
 	write func(ctx context.Context, w io.Writer) (Contents, error),
