@@ -4,6 +4,8 @@
 //	GET  /health              204 as soon as the agent serves
 //	GET  /init, POST /init    see package initbox
 //	POST /sleep               takes an order of the allocator: see packages initbox and freeze
+//	POST /archive             the same, and answers with an archive of files: see packages initbox and archive
+//	POST /restore             the same, with an archive whose files are restored
 //	GET  /busy                200 while a command runs and the sandbox is awake, else 204. It says no more, and
 //	                          needs no token, so that it can be the busyProbe of a pool
 //	GET  /envs                the environment variables of the sandbox, without its secrets
@@ -14,15 +16,17 @@
 //
 // # States
 //
-// The states are those of package initbox: an agent that is not configured serves /health, /busy and
-// /init, and answers every other call with 503. It is configured once, for one sandbox, until its process ends.
+// The states are those of package initbox: an agent that is not configured serves /health, /busy, /init and
+// /restore, and answers every other call with 503. It is configured once, for one sandbox, until its process ends. It
+// restores files once, and is not configured meanwhile, nor after a failure.
 //
 // A configured agent is awake or asleep, as package freeze says. While it is asleep it serves /health, /busy, /init,
-// /sleep and /metrics, and answers every other call with 503. Streams that have begun stay open, and no more of their
-// requests is read until it is awake.
+// /sleep, /archive and /metrics, and answers every other call with 503. Streams that have begun stay open, and no more of
+// their requests is read until it is awake. A call that was read before may still change a file a moment later.
 //
 // Two boxes are read at one time, each for 10 s at most, and others are answered with 503: a box is up to 1.6 MiB
-// of a client that has no token. The same holds for 16 orders of 8 KiB at most, for 2 s.
+// of a client that has no token. The same holds for 16 orders of 56 KiB at most, for 2 s. One archive and one restore
+// keep their places until they end. Their streams end when they do not move for 30 s, and after one hour.
 //
 // 4,096 calls with the token are served at one time, and more are answered with resource_exhausted (429). A
 // client that sends nothing of a request for 5 minutes ends it, so a stream of requests needs keepalives. A

@@ -101,7 +101,7 @@ func (d *download) Close() error {
 
 // Filter says which snapshots of a team are listed. Empty fields allow all.
 type Filter struct {
-	SandboxID, Name string
+	SandboxID, Name, Tag string
 }
 
 // Page is a part of a list.
@@ -129,7 +129,7 @@ func (s *Store) List(ctx context.Context, team string, f Filter, after string, l
 		case damaged != nil:
 			p.Damaged = append(p.Damaged, damaged)
 		case found.expired(now) || found.Ref() <= after:
-		case f.SandboxID != "" && f.SandboxID != found.SandboxID, f.Name != "" && f.Name != found.Name:
+		case f.SandboxID != "" && f.SandboxID != found.SandboxID, f.Name != "" && f.Name != found.Name, f.Tag != "" && f.Tag != found.Tag:
 		default:
 			p.Snapshots = append(p.Snapshots, found)
 		}
