@@ -333,9 +333,9 @@ func TestOtherStreamThanTheArchivedOneSpoilsTheAgent(t *testing.T) {
 		require.Equal(t, http.StatusConflict, status, "%s: %s", name, body)
 	}
 	requireFile(t, elsewhere, "elsewhere")
-	_, err := archive.Restore(t.Context(), bytes.NewReader(stream), archive.Options{Paths: []string{dir}, MaxBytes: 1 << 30,
-		MaxFiles: 9})
-	require.NoError(t, err)
+	_, err := archive.Restore(t.Context(), bytes.NewReader(stream),
+		archive.Options{Paths: []string{dir}, MaxBytes: 1 << 30, MaxFiles: 9})
+	require.NoError(t, err, "the stream itself is good")
 }
 
 // Invariant: P31
@@ -357,7 +357,8 @@ func TestAgentIsNotConfiguredWhileItRestores(t *testing.T) {
 	require.NoError(t, err)
 	_, err = w.Write(stream[:9])
 	require.NoError(t, err)
-	status, text := second.call(http.MethodPost, initbox.Path, second.box(initbox.Config{SandboxID: "a", AccessToken: "t"}))
+	config := second.box(initbox.Config{SandboxID: "a", AccessToken: "t"})
+	status, text := second.call(http.MethodPost, initbox.Path, config)
 	require.Equal(t, http.StatusConflict, status, text)
 	status, text = second.restore(restoreOf(stream, dir), stream)
 	require.Equal(t, http.StatusConflict, status, text)

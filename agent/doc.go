@@ -21,8 +21,8 @@
 // restores files once, and is not configured meanwhile, nor after a failure.
 //
 // A configured agent is awake or asleep, as package freeze says. While it is asleep it serves /health, /busy, /init,
-// /sleep, /archive and /metrics, and answers every other call with 503. Streams that have begun stay open, and no more of
-// their requests is read until it is awake. A call that was read before may still change a file a moment later.
+// /sleep, /archive and /metrics, and answers every other call with 503. Streams that have begun stay open, and no more
+// of their requests is read until it is awake. A call that was read before may still change a file a moment later.
 //
 // Two boxes are read at one time, each for 10 s at most, and others are answered with 503: a box is up to 1.6 MiB
 // of a client that has no token. The same holds for 16 orders of 56 KiB at most, for 2 s. One archive and one restore

@@ -21,6 +21,8 @@ func FuzzRequestsWithoutToken(f *testing.F) {
 	f.Add("GET", "//files", "", "", []byte(nil))
 	f.Add("GET", "/files?signature=of+secre", "", "", []byte(nil))
 	f.Add("POST", "/init", "application/octet-stream", "", []byte{initbox.Version, 0, 1})
+	f.Add("POST", "/archive", "application/octet-stream", "", []byte{initbox.Version, 0, 1})
+	f.Add("POST", "/restore", "application/octet-stream", "", []byte{0, 0, 0, 1, initbox.Version, 0})
 	f.Fuzz(func(t *testing.T, method, target, contentType, token string, body []byte) {
 		h := newHarness(t)
 		h.configure(initbox.Config{SandboxID: "a", AccessToken: "secret"})

@@ -196,8 +196,7 @@ func (l *line) send(box []byte, from io.Reader, size int64) (code int, answer []
 	head = append(binary.BigEndian.AppendUint32(head, uint32(len(box))), box...)
 	source := &source{Reader: from}
 	if _, failed := l.conn.Write(head); failed == nil {
-		var sent int64
-		sent, _ = io.CopyN(l.conn, source, size)
+		sent, _ := io.CopyN(l.conn, source, size)
 		if sent < size && source.err != nil {
 			_ = l.conn.Close()
 			<-answered
