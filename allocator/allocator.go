@@ -56,6 +56,8 @@ type Options struct {
 	AgentImage string
 	// Snapshots has the snapshots. Optional; nil: none are made.
 	Snapshots *snapshots.Store
+	// SnapshotsKept is how long a snapshot is kept. Optional; 0: until it is deleted.
+	SnapshotsKept time.Duration
 	// AsleepCPU is what a pod requests while its sandbox is asleep. Optional; 0: as before.
 	AsleepCPU resource.Quantity
 	// agentKey is the text of the public key with which agents know this allocator; empty without AccessKey.
@@ -186,6 +188,7 @@ func New(o Options) (*Allocator, error) {
 	if a.api, err = rest.New(rest.Options{
 		Allocator: a, Keys: o.Keys, DialLeader: o.DialLeader, AccessKey: o.AccessKey, PublicScheme: o.PublicScheme, PublicHost: o.PublicHost,
 		MinIdleTimeout: o.ConnectWindow, ReapDryRun: o.ReapDryRun, ClaimQueue: o.MaxWaiting, Log: o.Log,
+		Snapshots: o.Snapshots, SnapshotsKept: o.SnapshotsKept,
 		KeyRate: o.KeyRate, Metrics: o.Metrics, Tracer: o.Tracer,
 	}); err != nil {
 		return nil, err

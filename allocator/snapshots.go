@@ -139,7 +139,6 @@ func (t *term) sweepSnapshots(ctx context.Context) {
 	}
 }
 
-
 // doneOr is the label of an outcome.
 func doneOr(err error) string {
 	if err != nil {

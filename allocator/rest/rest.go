@@ -211,11 +211,11 @@ type api struct {
 	forwarder *httputil.ReverseProxy
 	// slow has the calls that ask a kubelet or the API server.
 	claims, others, sleeps, snapshots, slow, streams *class
-	answers                               *budget
-	rates                                 *keyRates
-	counts                                *metrics
-	audit                                 audit
-	operations                            map[string]string // IDs by the mux's pattern
+	answers                                          *budget
+	rates                                            *keyRates
+	counts                                           *metrics
+	audit                                            audit
+	operations                                       map[string]string // IDs by the mux's pattern
 }
 
 // New returns the handler, or an error that names the missing options.

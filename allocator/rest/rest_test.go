@@ -29,6 +29,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/history"
 	"github.com/berth-sandbox/berth/allocator/inspect"
+	"github.com/berth-sandbox/berth/allocator/snapshots"
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
@@ -56,6 +57,7 @@ type fake struct {
 	claimed     func(*core.Sandbox) // changes what is claimed
 	status      core.CallStatus
 	why         string // of a Sleep
+	store       *snapshots.Store
 	outstanding int
 
 	fences    []core.FenceStatus
@@ -199,6 +201,19 @@ func (f *fake) List(ctx context.Context, q Query) ([]core.Sandbox, error) {
 
 func (f *fake) Sleep(ctx context.Context, id string) (core.SandboxCallAnswered, error) {
 	return core.SandboxCallAnswered{Status: f.status, Sandbox: f.sandboxes[id], Why: f.why}, f.wait(ctx)
+}
+
+func (f *fake) MakeSnapshot(ctx context.Context, id string, of snapshots.Snapshot) (snapshots.Snapshot, core.SandboxCallAnswered, error) {
+	e := core.SandboxCallAnswered{Status: f.status, Sandbox: f.sandboxes[id], Why: f.why}
+	if f.store == nil || f.err != nil || f.status != core.CallOK {
+		return of, e, f.wait(ctx)
+	}
+	of.SandboxID, of.Pool = id, "python"
+	made, err := f.store.Write(ctx, of, 1<<20, func(_ context.Context, w io.Writer) (snapshots.Contents, error) {
+		_, err := io.WriteString(w, "files of "+id)
+		return snapshots.Contents{Entries: 3, Bytes: 9, LeftOut: map[string]int{"socket": 1}}, err
+	})
+	return made, e, err
 }
 
 func (f *fake) Extend(ctx context.Context, id string, lifetime time.Duration, wake bool) (core.SandboxCallAnswered, error) {
@@ -360,6 +375,7 @@ func handler(t require.TestingT, f *fake) http.Handler { return handlerWithKeys(
 
 func handlerWithKeys(t require.TestingT, f *fake, keys Keys) http.Handler {
 	h, err := New(Options{
+		Snapshots: f.store, SnapshotsKept: time.Hour,
 		Allocator: f, Keys: keys, PublicScheme: "https", PublicHost: "sandbox.example.com:8443",
 		MinIdleTimeout: minIdle, Log: zap.NewNop(),
 	})

@@ -31,6 +31,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	apirest "github.com/berth-sandbox/berth/allocator/rest"
+	"github.com/berth-sandbox/berth/allocator/snapshots"
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/api/metric"
@@ -57,6 +58,10 @@ type flags struct {
 	AccessKeyFile    string        `name:"access-key-file" help:"File with the key of the tokens of sandboxes that are not public: 32 bytes or more, the same for all replicas. Another key makes all tokens and links invalid. Empty: every sandbox is public."`
 	AgentImage       string        `placeholder:"IMAGE" help:"Image of Berth's agent, for pools that ask for an agent and name no image. Empty: such pools are refused. A change replaces their idle pods."`
 	AsleepCPU        string        `name:"asleep-cpu" default:"20m" placeholder:"CPU" help:"What the container of a sandbox requests of CPU while the sandbox is asleep, 0 to 1000 cores. Its wake takes longer on a busy node if this is less. 0, or more than its own request: the request stays."`
+	SnapshotStore    string        `name:"snapshots" placeholder:"URL" help:"Object store for snapshots of sandboxes (docs/snapshots.md): s3://BUCKET?region=REGION, gs://BUCKET, azblob://CONTAINER, or file:///DIRECTORY for development. Empty: snapshots are refused. A change loses the snapshots in the other store."`
+	SnapshotsKept    time.Duration `name:"snapshots-kept" default:"720h" help:"How long a snapshot is kept, 1m to 87600h. 0: until it is deleted. A change applies to later snapshots."`
+	SnapshotsPerTeam int           `name:"snapshots-per-team" default:"100" placeholder:"SNAPSHOTS" help:"How many snapshots a team may have, 1 to 10,000."`
+	SnapshotBytes    string        `name:"snapshot-bytes-per-team" default:"100Gi" placeholder:"BYTES" help:"How many bytes the archives of all snapshots of a team may have, as a quantity such as 100Gi."`
 	ConsoleListen    string        `name:"console-listen" help:"Address of the web console (docs/console.md). Outside loopback it needs --api-keys-namespace. Empty: there is no console."`
 	ConsoleURL       string        `name:"console-url" help:"URL at which browsers reach the console through something that ends TLS: https://<host>[:port], not below the domain of --public-url. Empty: only browsers on the machine of the console reach it, or through a port-forward."`
 	ControlListen    string        `default:"127.0.0.1:9090" help:"Address of the control server for routers. Outside loopback it needs --control-tls-dir."`
@@ -89,8 +94,12 @@ type flags struct {
 
 	Version kong.VersionFlag `env:"-" help:"Print the version."`
 
-	asleepCPU resource.Quantity // of AsleepCPU
+	asleepCPU     resource.Quantity // of AsleepCPU
+	snapshotBytes int64             // of SnapshotBytes
 }
+
+// maxSnapshotsKept is ten years.
+const maxSnapshotsKept = 10 * 8760 * time.Hour
 
 var maxAsleepCPU = resource.MustParse("1000")
 
@@ -171,6 +180,13 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 			return nil, fmt.Errorf("--access-key-file: %w", err)
 		}
 	}
+	var snapshotStore *snapshots.Store
+	if s.SnapshotStore != "" {
+		if snapshotStore, err = snapshots.Open(context.Background(), s.SnapshotStore, snapshots.Options{MaxPerTeam: s.SnapshotsPerTeam, MaxBytesPerTeam: s.snapshotBytes}); err != nil {
+			return nil, fmt.Errorf("--snapshots: %w", err)
+		}
+		stops = append(stops, func() { _ = snapshotStore.Close() })
+	}
 	security := insecure.NewCredentials()
 	if s.ControlTLSDir != "" {
 		c, stopped, err := controltls.Server(s.ControlTLSDir)
@@ -198,7 +214,7 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	}
 	s.metrics = metric.NewRegistry(metric.Allocator)
 	if s.allocator, err = allocator.New(allocator.Options{
-		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage, AsleepCPU: s.asleepCPU,
+		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage, AsleepCPU: s.asleepCPU, Snapshots: snapshotStore, SnapshotsKept: s.SnapshotsKept,
 		LeaseDuration: s.LeaseDuration, RenewDeadline: s.LeaseRenew, RetryPeriod: s.LeaseRetry,
 		ClaimWait: s.ClaimWait, MaxWaiting: s.ClaimQueue, TeamLimits: s.TeamLimits, KeyRate: rate.PerSecond(s.KeyCalls), JournalBytesPerSecond: s.JournalBytes,
 		Webhooks: s.webhooks(), ReapDryRun: s.ReapDryRun, MaxStale: s.MaxStale, ConnectWindow: s.ConnectWindow, Policy: policy,
@@ -436,6 +452,20 @@ func (f *flags) check() (*url.URL, error) {
 		errs = append(errs, fmt.Errorf("--asleep-cpu %q: must be 0 to 1000 cores, such as 20m", f.AsleepCPU))
 	} else {
 		f.asleepCPU = cpu
+	}
+	if f.SnapshotsKept != 0 && (f.SnapshotsKept < time.Minute || f.SnapshotsKept > maxSnapshotsKept) {
+		errs = append(errs, fmt.Errorf("--snapshots-kept %v: must be 0, for ever, or 1m to %v", f.SnapshotsKept, maxSnapshotsKept))
+	}
+	if most := 10_000; f.SnapshotsPerTeam < 1 || f.SnapshotsPerTeam > most {
+		errs = append(errs, fmt.Errorf("--snapshots-per-team %d: must be 1 to %d", f.SnapshotsPerTeam, most))
+	}
+	if size, err := resource.ParseQuantity(f.SnapshotBytes); err != nil || size.Value() < 1 {
+		errs = append(errs, fmt.Errorf("--snapshot-bytes-per-team %q: must be a quantity of bytes, such as 100Gi", f.SnapshotBytes))
+	} else {
+		f.snapshotBytes = size.Value()
+	}
+	if f.SnapshotStore != "" && f.AccessKeyFile == "" {
+		errs = append(errs, errors.New("--snapshots: needs --access-key-file, with which orders to agents are sealed"))
 	}
 	if f.ConnectWindow < envoy.ConnectWindow {
 		errs = append(errs, fmt.Errorf("--connect-window %v: must be at least %v, the time that Envoy's retries and a stall may take", f.ConnectWindow, envoy.ConnectWindow))
