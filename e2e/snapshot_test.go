@@ -206,6 +206,13 @@ func TestSnapshotOfADeadLeaderLeavesItsSandboxRunning(t *testing.T) {
 	require.Equal(t, "first", read(t, filepath.Join(dir, "notes.txt")))
 }
 
+func TestStockSDKsMakeSnapshotsAndSandboxesFromThem(t *testing.T) {
+	e := startAlone(t, 0, stack.Options{AllocatorArgs: []string{newObjects(t).flag()}})
+	dir := filepath.Join(t.TempDir(), "work")
+	environment := append(e.overHTTP(), "DIR="+dir, "POOL="+e.snapshotPool("sdk", dir))
+	e.eachSDK(newSDKs, "snapshots", environment)
+}
+
 func TestStoreThatIsAwayFailsSnapshotsAlone(t *testing.T) {
 	store := newObjects(t)
 	e := startAlone(t, 0, stack.Options{AllocatorArgs: []string{store.flag()}})

@@ -92,7 +92,7 @@ func TestCommandLineOfE2BUsesSandboxes(t *testing.T) {
 	require.Contains(t, run(0, "sandbox", "list", "--state", "paused"), id)
 	run(0, "sandbox", "resume", id)
 	require.Contains(t, run(0, "sandbox", "exec", id, "--", "echo again"), "again\n")
-	require.Contains(t, run(1, "sandbox", "snapshot", "create", id), "makes no snapshots")
+	require.Contains(t, run(1, "sandbox", "snapshot", "create", id), "no object store for snapshots")
 	run(0, "sandbox", "kill", id)
 	require.NotContains(t, run(0, "sandbox", "list"), id)
 }

@@ -1,5 +1,5 @@
 // Uses a Berth through E2B's JavaScript SDK as an agent does, and checks what it gets.
-// node agent.cjs <directory with the SDK> [limited|busy|differences]; the pool is in POOL, the rest in the SDK's variables.
+// node agent.cjs <directory with the SDK> [limited|busy|differences|snapshots]; the pool is in POOL, the rest in the SDK's variables.
 'use strict'
 const assert = require('node:assert/strict')
 const http = require('node:http')
@@ -105,9 +105,9 @@ async function differences() {
     ['SandboxError', 'metrics-server', () => Sandbox.getMetrics(id)],
     ['SandboxError', 'cannot sleep', () => sandbox.pause()],
     ['SandboxError', 'cannot sleep', () => Sandbox.betaPause(id)],
-    ['SandboxError', 'does not fork', () => sandbox.fork()],
-    ['SandboxError', 'makes no snapshots', () => sandbox.createSnapshot()],
-    ['SandboxError', 'makes no snapshots', () => Sandbox.listSnapshots().nextItems()],
+    ['SandboxError', 'does not fork the memory', () => sandbox.fork()],
+    ['SandboxError', 'no object store', () => sandbox.createSnapshot()],
+    ['SandboxError', 'no object store', () => Sandbox.listSnapshots().nextItems()],
     ['SandboxError', 'kubectl', () => Sandbox.deleteSnapshot('a')],
     ['SandboxError', 'NetworkPolicy', () => sandbox.updateNetwork({ denyOut: ['10.0.0.1'] })],
     ['BuildError', 'builds no images', () => Template.build(Template().fromImage('alpine'), 'a')],
@@ -180,7 +180,40 @@ async function main() {
   await fails('SandboxError', Sandbox.create(pool, { envs: { A: 'b' } }), 'envVars: the pods of this pool have no agent')
 }
 
-const modes = { limited, busy, differences }
+// snapshots makes snapshots of the files in DIR, and sandboxes from them.
+async function snapshots() {
+  const name = `s-${run.toLowerCase()}`.slice(0, 60).replace(/-+$/, '')
+  const file = process.env.DIR + '/file'
+  const sandbox = await Sandbox.create(pool, { timeoutMs: 300_000 })
+  let made
+  for (let round = 0; round < 2; round++) { // the second one replaces the first one
+    await sandbox.files.write(file, `round ${round}`)
+    made = await sandbox.createSnapshot({ name })
+    assert.deepEqual([made.snapshotId, made.names], [`${name}:default`, [`${name}:default`]])
+    await sandbox.files.write(file, 'later')
+    const again = await Sandbox.create(made.snapshotId, { timeoutMs: 60_000, envs: { A: 'b' } })
+    assert.equal(await again.files.read(file), `round ${round}`)
+    assert.equal((await again.commands.run('echo $A')).stdout, 'b\n')
+    await again.kill()
+  }
+  const unnamed = await Sandbox.createSnapshot(sandbox.sandboxId)
+  const listed = (await sandbox.listSnapshots().nextItems()).map((s) => s.snapshotId)
+  assert.deepEqual(listed.sort(), [made.snapshotId, unnamed.snapshotId].sort())
+  const pages = Sandbox.listSnapshots({ sandboxId: sandbox.sandboxId, limit: 1 })
+  const first = await pages.nextItems()
+  assert.deepEqual([first.length, pages.hasNext], [1, true])
+  const second = await pages.nextItems()
+  assert.deepEqual([second.length, pages.hasNext], [1, false])
+  await sandbox.kill()
+  await (await Sandbox.create(unnamed.snapshotId, { timeoutMs: 60_000 })).kill() // a snapshot outlives its sandbox
+  for (const s of [made, unnamed]) {
+    assert.equal(await Sandbox.deleteSnapshot(s.snapshotId), true)
+    assert.equal(await Sandbox.deleteSnapshot(s.snapshotId), false)
+  }
+  await fails('SandboxError', Sandbox.create(made.snapshotId), 'no such snapshot')
+}
+
+const modes = { limited, busy, differences, snapshots }
 const mode = modes[process.argv[3]] || main
 const { version } = require(process.argv[2] + '/node_modules/e2b/package.json')
 mode().then(() => console.log(`e2b ${version}: ok`), (error) => {

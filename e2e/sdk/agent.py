@@ -1,6 +1,6 @@
 """Uses a Berth through E2B's Python SDK as an agent does, and checks what it gets.
 
-python3 agent.py <directory with the SDK> [limited|busy|differences]; the pool is in POOL, the rest in the SDK's variables.
+python3 agent.py <directory with the SDK> [limited|busy|differences|snapshots]; the pool is in POOL, the rest in the SDK's variables.
 """
 import http.client
 import json
@@ -110,10 +110,10 @@ def differences():
         ("SandboxException", "metrics-server", Sandbox.get_metrics, id),
         ("SandboxException", "cannot sleep", sandbox.pause),
         ("SandboxException", "cannot sleep", Sandbox.beta_pause, id),
-        ("SandboxException", "does not fork", sandbox.fork),
-        ("SandboxException", "makes no snapshots", sandbox.create_snapshot),
-        ("SandboxException", "makes no snapshots", Sandbox.list_snapshots().next_items),
-        ("SandboxException", "kubectl", Sandbox.delete_snapshot, "a"),
+        ("SandboxException", "does not fork the memory", sandbox.fork),
+        ("SandboxException", "no object store", sandbox.create_snapshot),
+        ("SandboxException", "no object store", Sandbox.list_snapshots().next_items),
+        ("SandboxException", "no object store", Sandbox.delete_snapshot, "a"),
         ("SandboxException", "NetworkPolicy", sandbox.update_network, {"deny_out": ["10.0.0.1"]}),
         ("BuildException", "builds no images", Template.build, Template().from_image("alpine"), "a"),
         ("TemplateException", "kubectl", Template.assign_tags, "a", ["b"]),
@@ -183,5 +183,32 @@ def main():
     fails("SandboxException", Sandbox.create, POOL, envs={"A": "b"}, words="envVars: the pods of this pool have no agent")
 
 
-{"limited": limited, "busy": busy, "differences": differences}.get(sys.argv[2] if len(sys.argv) > 2 else "", main)()
+def snapshots():
+    """Makes snapshots of the files in DIR, and sandboxes from them."""
+    name, file = f"s-{RUN.replace('/', '-').lower()}"[:60].rstrip("-"), os.environ["DIR"] + "/file"
+    sandbox = Sandbox.create(POOL, timeout=300)
+    for round in range(2):  # the second one replaces the first one
+        sandbox.files.write(file, f"round {round}")
+        made = sandbox.create_snapshot(name=name)
+        assert (made.snapshot_id, made.names) == (f"{name}:default", [f"{name}:default"]), made
+        sandbox.files.write(file, "later")
+        again = Sandbox.create(made.snapshot_id, timeout=60, envs={"A": "b"})
+        assert again.files.read(file) == f"round {round}"
+        assert again.commands.run("echo $A").stdout == "b\n"
+        assert again.kill()
+    unnamed = Sandbox.create_snapshot(sandbox.sandbox_id)
+    listed = [s.snapshot_id for s in sandbox.list_snapshots().next_items()]
+    assert sorted(listed) == sorted([made.snapshot_id, unnamed.snapshot_id]), listed
+    pages = Sandbox.list_snapshots(sandbox_id=sandbox.sandbox_id, limit=1)
+    assert len(pages.next_items()) == 1 and pages.has_next and len(pages.next_items()) == 1 and not pages.has_next
+    assert sandbox.kill()
+    again = Sandbox.create(unnamed.snapshot_id, timeout=60)
+    assert again.kill(), "a snapshot outlives its sandbox"
+    for s in [made, unnamed]:
+        assert Sandbox.delete_snapshot(s.snapshot_id) is True
+        assert Sandbox.delete_snapshot(s.snapshot_id) is False
+    fails("SandboxException", Sandbox.create, made.snapshot_id, words="no such snapshot")
+
+
+{"limited": limited, "busy": busy, "differences": differences, "snapshots": snapshots}.get(sys.argv[2] if len(sys.argv) > 2 else "", main)()
 print(f"e2b {version('e2b')}: ok")
