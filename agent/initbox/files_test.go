@@ -83,7 +83,7 @@ func TestFilesOrderCheckNamesTheField(t *testing.T) {
 	require.Equal(t, largest, got)
 }
 
-func TestImpossibleSummariesAreRefused(t *testing.T) {
+func TestSummariesThatNoAgentMakesAreRefused(t *testing.T) {
 	good := initbox.Summary{Entries: 3, Bytes: 5, Size: 9, LeftOut: map[string]initbox.LeftOut{"mount": {Count: 1}}}
 	require.NoError(t, good.Check(9, 3))
 	for name, change := range map[string]func(*initbox.Summary){

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
@@ -203,7 +204,7 @@ func TestNothingOfAHostileAgentIsTakenForAnArchive(t *testing.T) {
 			_, _ = io.WriteString(w, text)
 		}
 	}
-	var sent int64
+	var sent atomic.Int64
 	for name, c := range map[string]struct {
 		answer http.HandlerFunc
 		want   string
@@ -223,7 +224,8 @@ func TestNothingOfAHostileAgentIsTakenForAnArchive(t *testing.T) {
 		"endless": {func(w http.ResponseWriter, _ *http.Request) {
 			for {
 				n, err := w.Write(make([]byte, 64<<10))
-				if sent += int64(n); err != nil {
+				sent.Add(int64(n))
+				if err != nil {
 					return
 				}
 			}
@@ -242,7 +244,7 @@ func TestNothingOfAHostileAgentIsTakenForAnArchive(t *testing.T) {
 		require.ErrorContains(t, err, c.want, name)
 		require.NotContains(t, err.Error(), "canary", name)
 	}
-	require.Less(t, sent, int64(32<<20))
+	require.Less(t, sent.Load(), int64(32<<20))
 }
 
 func TestNothingOfAHostileAgentIsTakenForARestore(t *testing.T) {
