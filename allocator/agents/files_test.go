@@ -251,7 +251,7 @@ func TestNothingOfAHostileAgentIsTakenForARestore(t *testing.T) {
 	for want, answer := range map[string]http.HandlerFunc{
 		"impossible": func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "canary") },
 		"cannot be read": func(w http.ResponseWriter, _ *http.Request) {
-			for range 1 << 20 {
+			for range 1 << 14 { // 400 KB
 				w.WriteHeader(http.StatusProcessing)
 			}
 		},
