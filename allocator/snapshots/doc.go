@@ -32,7 +32,8 @@
 //   - A call for a team reads, lists, replaces and deletes snapshots of that team only. For a snapshot of another team
 //     it answers [ErrNotFound].
 //   - A snapshot exists only after the store has confirmed that its archive is there with the size that was written. A
-//     Write that fails, or that a crash ends, makes no snapshot, and leaves the earlier one of that name.
+//     Write that fails, or that a crash ends, makes no snapshot, and leaves the earlier one of that name. There is one
+//     exception: if the store does not answer to the write of the manifest, the new snapshot may be there. It is whole.
 //   - An archive is written once: its key is new for each attempt, and the store refuses to overwrite it. So a late
 //     writer never changes what a snapshot has.
 //   - Sweep deletes no archive that a manifest names. It lists archives before manifests, and deletes none if it could

@@ -88,7 +88,7 @@ func (d *download) Read(p []byte) (int, error) {
 	d.watch.begin() // the time that the reader of the archive takes in between does not count
 	n, err := d.in.Read(p)
 	d.watch.end()
-	if err != io.EOF {
+	if !errors.Is(err, io.EOF) {
 		err = failed(d.ctx, "reading the archive", err)
 	}
 	return n, err

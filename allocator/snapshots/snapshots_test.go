@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"gocloud.dev/gcerrors"
 
 	"github.com/berth-sandbox/berth/allocator/snapshots"
 )
@@ -249,6 +250,35 @@ func TestSnapshotWithAnArchiveOfAnotherSizeIsRefused(t *testing.T) {
 	require.ErrorIs(t, err, snapshots.ErrDamaged)
 	require.ErrorContains(t, err, "it has 4 bytes, and 5 were written")
 	require.Empty(t, refs(t, s, "red"))
+}
+
+// Invariant: P32
+func TestArchiveIsNeverWrittenOverAnother(t *testing.T) {
+	t.Parallel()
+	w := newS3(t)
+	s := w.open(t, large)
+	var met, conditions []string
+	w.with(func(out http.ResponseWriter, r *http.Request, next http.Handler) {
+		key, found := strings.CutPrefix(r.URL.Path, "/bucket/archives/")
+		// The server does not heed the condition at the end of an upload in parts.
+		if ends := r.Method == http.MethodPost && r.URL.Query().Has("uploadId"); found && ends {
+			conditions = append(conditions, r.Header.Get("If-None-Match"))
+		}
+		if found && r.Method == http.MethodPut && len(met) == 0 {
+			met = append(met, "archives/"+key)
+			_ = w.bucket.WriteAll(context.Background(), met[0], []byte("other"), nil)
+		}
+		next.ServeHTTP(out, r)
+	})
+	_, err := s.Write(t.Context(), named("red", "a"), 1<<30, of(data(5)))
+	require.Equal(t, gcerrors.FailedPrecondition, gcerrors.Code(err), "%v", err)
+	require.Equal(t, met, w.keys(t))
+	raw, err := w.bucket.ReadAll(t.Context(), met[0])
+	require.NoError(t, err)
+	require.Equal(t, "other", string(raw))
+
+	write(t, s, "red", "b", data(20<<20))
+	require.Equal(t, []string{"*"}, conditions)
 }
 
 func TestArchiveThatChangedInTheStoreIsRefused(t *testing.T) {

@@ -83,7 +83,7 @@ func (s *Store) Sweep(ctx context.Context) (done Swept, err error) {
 		return done, nil
 	}
 	for _, a := range listed {
-		if named[a.Key] || a.ModTime.After(old) {
+		if named[a.Key] || a.ModTime.IsZero() || a.ModTime.After(old) {
 			continue
 		}
 		err := s.call(ctx, "deleting an archive", func(ctx context.Context) error { return s.bucket.Delete(ctx, a.Key) })

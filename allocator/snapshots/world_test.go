@@ -95,7 +95,7 @@ func (w *world) keys(t *testing.T) (all []string) {
 	t.Helper()
 	for list := w.bucket.List(nil); ; {
 		o, err := list.Next(t.Context())
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return all
 		}
 		require.NoError(t, err)

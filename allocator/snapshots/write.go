@@ -44,7 +44,8 @@ func (s *Store) Write(
 	if err != nil {
 		return Snapshot{}, err
 	}
-	snapshot.CreatedAt, snapshot.Archive = s.now().UTC(), newArchive(dir)
+	snapshot.CreatedAt, snapshot.ExpiresAt = s.now().UTC(), snapshot.ExpiresAt.UTC()
+	snapshot.Archive = newArchive(dir)
 	if err := s.upload(ctx, &snapshot, a.reserved, room, write); err != nil {
 		return Snapshot{}, err
 	}
