@@ -44,12 +44,13 @@
 //     most four are written at once, and a team begins one only while it has fewer than are free. So two at most are of
 //     one team. A Write that finds no place ends at once with [ErrBusy].
 //   - A Write needs about 50 MB of memory. Lists are read with eight requests at once.
+//   - There can be 100,000 snapshots, and as many archives. Sweep fails if there are more.
 //   - Each request to the store ends within 30 s. An archive ends when it makes no progress for 60 s, and after 15
 //     minutes. A directory has no such bounds, if its file system hangs.
 //
 // # What breaks them
 //
-//   - Others that write to the store. Whoever may write manifests can give a team any archive of its own directory.
+//   - Others that write to the store. Who may write manifests can give a team any archive of its own directory.
 //     Give Berth a bucket or a prefix of its own. The bytes are not signed: what restores an archive compares them with
 //     the size and SHA-256 of the manifest.
 //   - A store whose list lacks an object that was written before, or whose clock differs from that of this machine by

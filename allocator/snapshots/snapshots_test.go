@@ -510,11 +510,11 @@ func TestSweepAndWritesAtOnceLoseNothing(t *testing.T) {
 	each(t, func(t *testing.T, w *world) {
 		s := w.open(t, large)
 		// A Write takes 2 s at most, as it takes less than an hour otherwise.
-		const age = 4 * time.Second
+		const age = 5 * time.Second
 		s.SetBounds(500*time.Millisecond, 500*time.Millisecond, time.Second)
 		s.SetSweepAge(age)
 		require.NoError(t, w.bucket.WriteAll(t.Context(), "archives/red/left-over", data(3), nil))
-		ctx, cancel := context.WithTimeout(t.Context(), age+2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), age+time.Second)
 		defer cancel()
 		var all sync.WaitGroup
 		for i := range 6 {
@@ -576,6 +576,29 @@ func TestStoreThatHangsEndsEachCall(t *testing.T) {
 	}
 }
 
+// Invariant: P32
+func TestWriteThatHangsMakesNoSnapshot(t *testing.T) {
+	t.Parallel()
+	for _, hangs := range []string{"PUT /bucket/archives/", "HEAD /bucket/archives/", "PUT /bucket/snapshots/"} {
+		w := newS3(t)
+		s := w.open(t, large)
+		s.SetBounds(500*time.Millisecond, 500*time.Millisecond, time.Minute)
+		w.with(func(out http.ResponseWriter, r *http.Request, next http.Handler) {
+			if strings.HasPrefix(r.Method+" "+r.URL.Path, hangs) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				<-r.Context().Done()
+				return
+			}
+			next.ServeHTTP(out, r)
+		})
+		_, err := s.Write(t.Context(), named("red", "a"), 9, of(data(9)))
+		require.ErrorIs(t, err, snapshots.ErrTimeout, hangs)
+		w.front.Store(nil)
+		s.SetBounds(30*time.Second, 0, 0)
+		require.Empty(t, refs(t, s, "red"), hangs)
+	}
+}
+
 func TestArchiveWithoutProgressEnds(t *testing.T) {
 	t.Parallel()
 	w := newS3(t)
@@ -600,7 +623,7 @@ func TestArchiveWithoutProgressEnds(t *testing.T) {
 	require.ErrorIs(t, err, snapshots.ErrTimeout)
 	require.ErrorContains(t, err, "more than 50ms")
 
-	s.SetBounds(0, 50*time.Millisecond, time.Minute)
+	s.SetBounds(0, time.Second, time.Minute)
 	w.with(func(out http.ResponseWriter, r *http.Request, _ http.Handler) {
 		out.Header().Set("Content-Length", fmt.Sprint(made.Size))
 		out.Header().Set("Last-Modified", time.Now().UTC().Format(http.TimeFormat))
@@ -610,7 +633,7 @@ func TestArchiveWithoutProgressEnds(t *testing.T) {
 	})
 	in, err := s.Open(t.Context(), made)
 	require.NoError(t, err)
-	time.Sleep(100 * time.Millisecond) // a reader that takes its time ends nothing
+	time.Sleep(1200 * time.Millisecond) // a reader that takes its time ends nothing
 	n, err := io.Copy(io.Discard, in)
 	require.ErrorIs(t, err, snapshots.ErrTimeout)
 	require.EqualValues(t, 1<<20, n)

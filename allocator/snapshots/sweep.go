@@ -46,8 +46,8 @@ type Swept struct {
 	Damaged []error
 }
 
-// Sweep deletes expired snapshots, and archives that no manifest names and that are older than an hour. It returns what
-// it has done also if it fails. Only one process at a time may sweep.
+// Sweep reads every manifest. It deletes expired snapshots, and archives that no manifest names and that are older than
+// an hour. It returns what it has done also if it fails. Only one process at a time may sweep.
 func (s *Store) Sweep(ctx context.Context) (done Swept, err error) {
 	// Archives first: one that is listed and is to be in a manifest is in it an hour after its making at the latest.
 	listed, err := s.objects(ctx, archives)
