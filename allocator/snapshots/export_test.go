@@ -17,9 +17,3 @@ func (s *Store) SetSweepAge(age time.Duration) { s.bounds.sweep = age }
 
 // SetNow gives a store another clock.
 func (s *Store) SetNow(now func() time.Time) { s.now = now }
-
-// Decode and Encode are for the fuzz test of manifests.
-var (
-	Decode = decode
-	Encode = encode
-)
