@@ -9,10 +9,6 @@ import (
 	"time"
 
 	"gocloud.dev/blob"
-	_ "gocloud.dev/blob/azureblob" // azblob://
-	_ "gocloud.dev/blob/fileblob"  // file://
-	_ "gocloud.dev/blob/gcsblob"   // gs://
-	_ "gocloud.dev/blob/s3blob"    // s3://
 	"gocloud.dev/gcerrors"
 
 	"github.com/berth-sandbox/berth/internal/options"
@@ -64,8 +60,8 @@ type attempt struct {
 	reserved  int64  // bytes
 }
 
-// Open opens the store at an address. It does not ask the store anything: a wrong name of a bucket shows in the first
-// call.
+// Open opens the store at an address. The program has to import package drivers. Open does not ask the store anything: a
+// wrong name of a bucket shows in the first call.
 //
 //	s3://BUCKET?region=REGION            also endpoint=URL and use_path_style=true, for other stores with that protocol
 //	gs://BUCKET

@@ -20,6 +20,7 @@ import (
 	"gocloud.dev/blob"
 
 	"github.com/berth-sandbox/berth/allocator/snapshots"
+	_ "github.com/berth-sandbox/berth/allocator/snapshots/drivers"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -32,6 +32,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/pools"
 	apirest "github.com/berth-sandbox/berth/allocator/rest"
 	"github.com/berth-sandbox/berth/allocator/snapshots"
+	_ "github.com/berth-sandbox/berth/allocator/snapshots/drivers" // those of --snapshots
 	"github.com/berth-sandbox/berth/allocator/webhooks"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/api/metric"

@@ -326,6 +326,12 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- if not (regexMatch "^(http://([a-zA-Z0-9.-]+|\\[[0-9a-f:]+\\]):[0-9]{1,5})?$" .Values.tracing.to) }}
 {{- $errors = append $errors (printf "tracing.to: %s must be http://host:port of a collector's gRPC receiver, for example http://otel-collector.observability:4317" .Values.tracing.to) }}
 {{- end }}
+{{- if not (regexMatch "^((s3|gs|azblob)://[^/?]+([?].*)?)?$" .Values.snapshots.store) }}
+{{- $errors = append $errors (printf "snapshots.store: %s must be s3://BUCKET?region=REGION, gs://BUCKET or azblob://CONTAINER" .Values.snapshots.store) }}
+{{- end }}
+{{- if not (regexMatch "^([0-9]+[hms])+$" .Values.snapshots.keep) }}
+{{- $errors = append $errors (printf "snapshots.keep: %q must be a time such as 720h, or 0s for no end" .Values.snapshots.keep) }}
+{{- end }}
 {{- if and (gt (int64 .Values.envoy.maxHeapBytes) 0) (lt (int64 .Values.envoy.maxHeapBytes) 67108864) }}
 {{- $errors = append $errors (printf "envoy.maxHeapBytes: %d is too little for Envoy: 67108864 (64 MiB) or more, or 0 for no bound" (int64 .Values.envoy.maxHeapBytes)) }}
 {{- end }}
