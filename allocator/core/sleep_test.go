@@ -304,6 +304,7 @@ func TestRunningSandboxSleepsWhileItIsArchived(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{AtEnd: true}, "q")
 	s.step(Archive{Token: 7, Scope: everyTeam, ID: sb.ID})
 	one[SendClose](s)
+	none[WriteArchive](s)
 	s.acked("q", 1)
 	none[WriteArchive](s)
 	s.pass(window)
