@@ -15,7 +15,7 @@ func (g *ground) deleteHalf() {
 	done := make(chan struct{})
 	var churning sync.WaitGroup
 	churning.Go(func() { p.churn(done) })
-	for i := range times(4, 12) {
+	for i := range times(2, 12) {
 		p.burst(fmt.Sprintf("churn-%d", i), callers).end()
 	}
 	close(done)

@@ -228,7 +228,7 @@ func (g *ground) failWrites(f *faults) {
 	p := g.newPool("faults", 60, nil)
 	f.on.Store(true)
 	random := g.Random("faults")
-	for i := range times(8, 30) {
+	for i := range times(4, 30) {
 		leader := g.leader()
 		b := p.burst(fmt.Sprintf("faults-%d", i), callers)
 		if i%8 == 7 { // another leader reads what this one has written

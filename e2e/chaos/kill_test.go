@@ -10,7 +10,7 @@ import (
 // Leaders are killed, paused for longer than their lease, and fail to write. Three replicas
 // reach the API server through a proxy that fails writes.
 //
-// It takes more than 20 s because it waits for a new leader, a lease of 3 s, eight times.
+// It takes more than 20 s because it waits for a new leader, a lease of 3 s, six times.
 // Invariant: I5, I9
 func TestFailingLeadersLoseAndDoubleNoSandbox(t *testing.T) {
 	f := &faults{share: 0.3}
@@ -38,7 +38,7 @@ func (g *ground) killLeaders() {
 	const callers = 30
 	p := g.newPool("kill", 40, nil)
 	random := g.Random("kills")
-	for i := range times(5, 20) {
+	for i := range times(3, 20) {
 		leader := g.leader()
 		b := p.burst(fmt.Sprintf("kill-%d", i), callers)
 		b.after(random.IntN(callers * 2 / 3)) // 0: as the first ones arrive

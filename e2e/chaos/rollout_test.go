@@ -30,8 +30,8 @@ const cacheLag = 2 * time.Second
 func TestLaggingWatchCostsNoPodAndNoSandbox(t *testing.T) {
 	g := newGround(t, options{replicas: 1, lease: quietLease, proxied: &faults{lag: cacheLag}})
 	g.leader()
-	g.fillAndEmpty(times(150, 5000))
-	g.scaleAndRollOut(times(100, 2000))
+	g.fillAndEmpty(times(80, 5000))
+	g.scaleAndRollOut(times(50, 2000))
 	g.judge()
 }
 

@@ -44,7 +44,7 @@ func TestKilledLeadersKeepQuotasAndBatches(t *testing.T) {
 	g.newPool("few", 2, nil)
 	small, large, batches := g.newTeam("small", 5), g.newTeam("large", 9), g.newTeam("batches", 0)
 	outcomes := map[string]int{}
-	for i := range times(5, 50) {
+	for i := range times(3, 50) {
 		ctx, stop := context.WithCancel(g.ctx)
 		var all sync.WaitGroup
 		if i%2 == 0 {

@@ -90,7 +90,7 @@ func serveAt(t *testing.T, address string, h http.Handler) (at string, stop func
 // Invariant: P20, P22
 func TestWebhooksGetEveryEventOverKilledLeaders(t *testing.T) {
 	const killed = 2
-	lives := times(300, 5000)
+	lives := times(150, 5000)
 	args := []string{"--webhook-allow-http", "--webhook-allow=127.0.0.0/8"}
 	g := newGround(t, options{replicas: 2, lease: lease, args: args})
 	var cancel context.CancelFunc
