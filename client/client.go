@@ -144,30 +144,41 @@ func (c *Client) Get(ctx context.Context, id string) (*openapi.Sandbox, error) {
 // List returns live sandboxes, a page at a time. The sequence ends after an error. Sandboxes that
 // are claimed or released meanwhile may be missing. Limit is the length of a page.
 func (c *Client) List(ctx context.Context, filter openapi.ListSandboxesParams) iter.Seq2[openapi.Sandbox, error] {
-	return func(yield func(openapi.Sandbox, error) bool) {
+	return paged[openapi.Sandbox](ctx, filter.NextToken, func(token *string) (*http.Response, error) {
 		params := filter
+		params.NextToken = token
+		return c.api.ListSandboxes(ctx, &params)
+	})
+}
+
+// paged returns a list that comes in pages. Each page names the next one in a header.
+func paged[T any](
+	ctx context.Context, first *string, send func(token *string) (*http.Response, error),
+) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		token := first
 		for {
 			var next string
-			page, err := call[[]openapi.Sandbox](ctx, repeatable, func() (*http.Response, error) {
-				response, err := c.api.ListSandboxes(ctx, &params)
+			page, err := call[[]T](ctx, repeatable, func() (*http.Response, error) {
+				response, err := send(token)
 				if err == nil {
 					next = response.Header.Get("X-Next-Token")
 				}
 				return response, err
 			})
 			if err != nil {
-				yield(openapi.Sandbox{}, err)
+				yield(*new(T), err)
 				return
 			}
-			for _, s := range *page {
-				if !yield(s, nil) {
+			for _, one := range *page {
+				if !yield(one, nil) {
 					return
 				}
 			}
 			if next == "" {
 				return
 			}
-			params.NextToken = &next
+			token = &next
 		}
 	}
 }
@@ -175,13 +186,18 @@ func (c *Client) List(ctx context.Context, filter openapi.ListSandboxesParams) i
 // Kill releases a sandbox. It returns nil once the release is durable. A repeated call that finds
 // the sandbox released counts as success.
 func (c *Client) Kill(ctx context.Context, id string) error {
+	return end(ctx, "sandbox_gone", func() (*http.Response, error) { return c.api.KillSandbox(ctx, id) })
+}
+
+// end makes a call that ends something. The reason gone says that it has ended. For a repeated call that is success.
+func end(ctx context.Context, gone string, send func() (*http.Response, error)) error {
 	attempts := 0
 	_, err := call[none](ctx, repeatable, func() (*http.Response, error) {
 		attempts++
-		return c.api.KillSandbox(ctx, id)
+		return send()
 	})
 	var e *Error
-	if attempts > 1 && errors.As(err, &e) && e.Reason == "sandbox_gone" {
+	if attempts > 1 && errors.As(err, &e) && e.Reason == gone {
 		return nil
 	}
 	return err
@@ -219,6 +235,36 @@ func (c *Client) KeepAlive(ctx context.Context, id string) error {
 		return c.api.KeepAlive(ctx, id, openapi.KeepAliveJSONRequestBody{})
 	})
 	return err
+}
+
+// Snapshot makes a snapshot of the files of a sandbox, and returns when it can be claimed from, which takes seconds to 17
+// minutes. The name is NAME or NAME:TAG; with "" it is random. An earlier snapshot of the name and tag is replaced. The
+// call is not repeated: when it fails without an answer, the snapshot may be made all the same.
+func (c *Client) Snapshot(ctx context.Context, id, name string) (*openapi.Snapshot, error) {
+	var body openapi.CreateSnapshotJSONRequestBody
+	if name != "" {
+		body.Name = &name
+	}
+	return call[openapi.Snapshot](ctx, once, func() (*http.Response, error) {
+		return c.api.CreateSnapshot(ctx, id, body)
+	})
+}
+
+// Snapshots returns the snapshots of the team by name, a page at a time, as List does.
+func (c *Client) Snapshots(
+	ctx context.Context, filter openapi.ListSnapshotsParams,
+) iter.Seq2[openapi.Snapshot, error] {
+	return paged[openapi.Snapshot](ctx, filter.NextToken, func(token *string) (*http.Response, error) {
+		params := filter
+		params.NextToken = token
+		return c.api.ListSnapshots(ctx, &params)
+	})
+}
+
+// DeleteSnapshot deletes a snapshot, NAME:TAG or NAME. Sandboxes that were made from it stay. A repeated call that finds
+// no snapshot counts as success.
+func (c *Client) DeleteSnapshot(ctx context.Context, ref string) error {
+	return end(ctx, "snapshot_not_found", func() (*http.Response, error) { return c.api.DeleteSnapshot(ctx, ref) })
 }
 
 // Find returns sandboxes, also those that have ended, a page at a time, as List does.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -109,6 +110,7 @@ func TestCallsAreRepeatedOnlyWhereThatHelps(t *testing.T) {
 		return err
 	}
 	declare := func(ctx context.Context, c *Client) error { _, err := c.DeclareDead(ctx, "a", "b"); return err }
+	snapshot := func(ctx context.Context, c *Client) error { _, err := c.Snapshot(ctx, "a", "b"); return err }
 	for _, x := range []struct {
 		name  string
 		call  func(context.Context, *Client) error
@@ -125,6 +127,8 @@ func TestCallsAreRepeatedOnlyWhereThatHelps(t *testing.T) {
 		{"broken server", get, refuse(500, "internal"), 1},
 		{"not repeatable", declare, refuse(503, "not_leader"), 1},
 		{"not repeatable, broken connection", declare, nil, 1},
+		{"snapshot, not repeatable", snapshot, refuse(503, "sandbox_busy"), 1},
+		{"snapshot, broken connection", snapshot, nil, 1},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -191,13 +195,58 @@ func TestRepeatedKillOfAReleasedSandboxSucceeds(t *testing.T) {
 	})
 }
 
-func TestListReadsEveryPageAndCanStop(t *testing.T) {
-	page := func(body, next string) http.HandlerFunc {
-		return func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("X-Next-Token", next)
-			fmt.Fprint(w, body)
-		}
+func TestRepeatedDeletionOfASnapshotSucceeds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s := scripted(t, nil, refuse(404, "snapshot_not_found"))
+		require.NoError(t, c.DeleteSnapshot(t.Context(), "work:v1"))
+		require.Equal(t, "DELETE /templates/work:v1", s.seen[1].Method+" "+s.seen[1].URL.Path)
+		c, _ = scripted(t, refuse(404, "snapshot_not_found"))
+		require.True(t, IsNotFound(c.DeleteSnapshot(t.Context(), "work:v1")), "another caller has deleted it")
+		c, _ = scripted(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+		require.NoError(t, c.DeleteSnapshot(t.Context(), "work:v1"))
+	})
+}
+
+func TestSnapshotIsNamedByTheCallerOrBerth(t *testing.T) {
+	var bodies []string
+	c, s := scripted(t, func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		require.NoError(t, err)
+		bodies = append(bodies, string(body))
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprint(w, `{"snapshotID":"work:v1","sandboxID":"a","files":3}`)
+	})
+	for _, name := range []string{"work:v1", ""} {
+		got, err := c.Snapshot(t.Context(), "a", name)
+		require.NoError(t, err)
+		require.Equal(t, "work:v1", got.SnapshotID)
 	}
+	require.Equal(t, "POST /sandboxes/a/snapshots", s.seen[0].Method+" "+s.seen[0].URL.Path)
+	require.JSONEq(t, `{"name":"work:v1"}`, bodies[0])
+	require.JSONEq(t, `{}`, bodies[1])
+}
+
+func TestSnapshotsAreReadPageAfterPage(t *testing.T) {
+	c, s := scripted(t, page(`[{"snapshotID":"a:x"},{"snapshotID":"b:x"}]`, "t1"), page(`[{"snapshotID":"c:x"}]`, ""))
+	var names []string
+	for one, err := range c.Snapshots(t.Context(), openapi.ListSnapshotsParams{SandboxID: new("s1"), Limit: new(2)}) {
+		require.NoError(t, err)
+		names = append(names, one.SnapshotID)
+	}
+	require.Equal(t, []string{"a:x", "b:x", "c:x"}, names)
+	require.Equal(t, "/snapshots?sandboxID=s1&limit=2", s.seen[0].URL.RequestURI())
+	require.Equal(t, "/snapshots?sandboxID=s1&limit=2&nextToken=t1", s.seen[1].URL.RequestURI())
+}
+
+// page is an answer that names the next page.
+func page(body, next string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Next-Token", next)
+		fmt.Fprint(w, body)
+	}
+}
+
+func TestListReadsEveryPageAndCanStop(t *testing.T) {
 	c, s := scripted(t, page(`[{"sandboxID":"a"},{"sandboxID":"b"}]`, "t1"), page(`[]`, "t2"),
 		page(`[{"sandboxID":"c"}]`, ""))
 	list := c.List(t.Context(), openapi.ListSandboxesParams{Template: new("demo")})
