@@ -13,8 +13,8 @@
 //   - A claim is never made twice. Claim and ClaimBatch send an Idempotency-Key, so that a
 //     repeated claim gets the sandbox of the first one.
 //   - A call is repeated at most three times, and only if a second one has no further effect.
-//     DeclareDead is never repeated, and Scale not with a generation. A repeated call waits for as
-//     long as Retry-After says, else 0.1 s, doubled each time and randomly shortened.
+//     DeclareDead and Snapshot are never repeated, and Scale not with a generation. A repeated call
+//     waits for as long as Retry-After says, else 0.1 s, doubled each time and randomly shortened.
 //   - A call is repeated after a broken connection, after 502, 503 and 504, and after a claim that
 //     came too early (rate_limited). It is not repeated after other answers: a lack of pods or
 //     a quota (429) is the caller's to wait for, with waitTimeout for example.

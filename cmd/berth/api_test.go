@@ -39,6 +39,8 @@ type stub struct {
 	// logs is the log of the first sandbox until it has ended.
 	logs  []openapi.SandboxLogEntry
 	ended bool
+	// noPods has batches refused, and noStore deletions of snapshots.
+	noPods, noStore bool
 }
 
 func (s *stub) seen() []string {
@@ -83,8 +85,37 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch path := r.URL.Path; {
 	case r.Method == http.MethodPost && path == "/sandboxes":
 		answer(w, http.StatusCreated, s.live[0])
+	case path == "/v1/claims" && s.noPods:
+		refuse(w, http.StatusTooManyRequests, "pool_empty", "no pod is warm")
 	case path == "/v1/claims":
 		answer(w, http.StatusCreated, openapi.Claims{Sandboxes: s.live, Ended: []string{"gone"}})
+	case path == "/snapshots" && r.URL.Query().Get("name") == "none":
+		answer(w, http.StatusOK, []openapi.Snapshot{})
+	case path == "/snapshots":
+		kept := snapshotOf("work:v1")
+		kept.ExpiresAt, kept.LeftOut, kept.SizeBytes = nil, nil, 900
+		answer(w, http.StatusOK, []openapi.Snapshot{snapshotOf("work:default"), kept})
+	case strings.HasPrefix(path, "/templates/") && s.noStore:
+		refuse(w, http.StatusInternalServerError, "snapshot_failed", "the store is away")
+	case path == "/templates/nosuch":
+		refuse(w, http.StatusNotFound, "snapshot_not_found", "there is no such snapshot")
+	case strings.HasPrefix(path, "/templates/"):
+		w.WriteHeader(http.StatusNoContent)
+	case rest == "snapshots" && id == second:
+		refuse(w, http.StatusBadGateway, "snapshot_failed", "paths[0]: /work is a symbolic link")
+	case rest == "snapshots" && id == first:
+		var body openapi.CreateSnapshotJSONRequestBody
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+			panic(err)
+		}
+		name := "p7q2"
+		if body.Name != nil {
+			name = *body.Name
+		}
+		if !strings.Contains(name, ":") {
+			name += ":default"
+		}
+		answer(w, http.StatusCreated, snapshotOf(name))
 	case path == "/v1/sandboxes":
 		all := []openapi.SandboxRecord{}
 		for _, one := range s.live {
@@ -260,6 +291,14 @@ func killed() openapi.SandboxRecord {
 	}
 }
 
+func snapshotOf(name string) openapi.Snapshot {
+	return openapi.Snapshot{
+		SnapshotID: name, Names: []string{name}, SandboxID: first, Pool: "python", CreatedAt: noon.Add(-time.Hour),
+		ExpiresAt: new(noon.Add(24 * time.Hour)), SizeBytes: 5 << 20, Files: 120, Bytes: 3 << 30, Paths: []string{"/home/user", "/work"},
+		LeftOut: map[string]int{"socket": 2, "mount": 1},
+	}
+}
+
 func routeOf(id string) openapi.RouteExplanation {
 	r := openapi.RouteExplanation{
 		SandboxID: id, Routable: true, Why: "it is live", Phase: openapi.RecordPhaseRunning, PodName: "python-abcdef",
@@ -339,6 +378,9 @@ func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 		"fence declare-dead router-b --gone --reason=burnt",
 		"webhooks ls", "webhooks ls -o wide", "webhooks ls -o name", "webhooks create https://hooks.example.com/berth --name=billing --event=killed --secret-file=testdata/help.golden",
 		"webhooks create https://hooks.example.com/berth --name=billing --secret-file=nosuch", "webhooks enable w1 nosuch", "webhooks disable w1", "webhooks rotate w1 --secret-file=testdata/help.golden",
+		"snapshot create " + first + " --name=work:v1", "snapshot create " + first + " -o json", "snapshot create " + second, "snapshot create nosuch",
+		"snapshot ls", "snapshot ls -o wide", "snapshot ls -o name", "snapshot ls --name=none", "snapshot rm work:v1 nosuch",
+		"fork " + first + " --count=2 --timeout=1h", "fork " + second, "fork " + first + " --count=0", "fork " + first + " --timeout=1ms",
 		"webhooks delete w1 w2", "webhooks deliveries w1", "webhooks deliveries w1 -o wide", "webhooks deliveries nosuch",
 	} {
 		stdout, stderr, err := command(t.Context(), append(strings.Fields(line), "--api-url="+url)...)

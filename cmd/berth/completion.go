@@ -20,7 +20,7 @@ type completionCommand struct {
 
 // Help implements kong.HelpProvider.
 func (*completionCommand) Help() string {
-	return "Names of pools, sandboxes, routers and contexts are completed too.\n\n" +
+	return "Names of pools, snapshots, sandboxes, routers and contexts are completed too.\n\n" +
 		"bash: source <(berth completion bash)\n\n" +
 		"zsh: source <(berth completion zsh), after compinit\n\n" +
 		"fish: berth completion fish | source"
@@ -205,11 +205,16 @@ func (s *completion) values(ctx context.Context, v *kong.Value) (all []string) {
 		return nil
 	}
 	switch kind {
-	case "pool":
+	case "pool", "source":
 		pools, _ := t.api.Pools(ctx)
 		for _, p := range pools {
 			all = append(all, p.Name)
 		}
+		if kind == "source" {
+			all = append(all, snapshotNames(ctx, t)...)
+		}
+	case "snapshot":
+		return snapshotNames(ctx, t)
 	case "sandbox":
 		for s, err := range t.api.Find(ctx, openapi.FindSandboxesParams{Limit: new(pageLength)}) {
 			if err != nil || len(all) == pageLength {
@@ -224,6 +229,17 @@ func (s *completion) values(ctx context.Context, v *kong.Value) (all []string) {
 				all = append(all, s.SessionID)
 			}
 		}
+	}
+	return all
+}
+
+// snapshotNames returns the names of snapshots, which an API without a store refuses.
+func snapshotNames(ctx context.Context, t *target) (all []string) {
+	for s, err := range t.api.Snapshots(ctx, openapi.ListSnapshotsParams{}) {
+		if err != nil || len(all) == pageLength {
+			break
+		}
+		all = append(all, s.SnapshotID+"\t"+s.Pool)
 	}
 	return all
 }

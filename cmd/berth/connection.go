@@ -298,6 +298,8 @@ func (t *target) explainAnswer(e *client.Error) error {
 		return cli.WithExitCode(exitRefused, fmt.Errorf("%w; %s (%s) does not know this key", e, t.APIURL, t.from))
 	case client.IsNotFound(e) && strings.HasPrefix(e.Reason, "sandbox_"):
 		return cli.WithExitCode(exitNotFound, fmt.Errorf("%w; berth ls lists the sandboxes", e))
+	case e.Reason == "snapshot_not_found":
+		return cli.WithExitCode(exitNotFound, fmt.Errorf("%w; berth snapshot ls lists the snapshots", e))
 	case client.IsNotFound(e):
 		return cli.WithExitCode(exitNotFound, e)
 	case e.Reason == "pool_empty":

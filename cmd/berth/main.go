@@ -29,7 +29,7 @@ import (
 )
 
 type commands struct {
-	Claim       claimCommand       `cmd:"" aliases:"up" help:"Claim a sandbox of a pool."`
+	Claim       claimCommand       `cmd:"" aliases:"up" help:"Claim a sandbox of a pool, or one with the files of a snapshot."`
 	Ls          lsCommand          `cmd:"" help:"List live sandboxes."`
 	Get         getCommand         `cmd:"" help:"Show live sandboxes."`
 	Kill        killCommand        `cmd:"" help:"Release sandboxes."`
@@ -37,6 +37,8 @@ type commands struct {
 	Pause       pauseCommand       `cmd:"" help:"Have sandboxes fall asleep: they keep their memory and files, and use no CPU."`
 	Resume      resumeCommand      `cmd:"" help:"Wake sandboxes that are asleep."`
 	Keepalive   keepaliveCommand   `cmd:"" help:"Count as use of sandboxes."`
+	Snapshot    snapshotCommand    `cmd:"" help:"Snapshots of the files of sandboxes."`
+	Fork        forkCommand        `cmd:"" help:"Claim sandboxes that have the files of a sandbox."`
 	Why         whyCommand         `cmd:"" help:"Say why sandboxes are alive, and until when."`
 	Diagnose    diagnoseCommand    `cmd:"" help:"Say what is known of a sandbox, and why requests do not reach it."`
 	Logs        logsCommand        `cmd:"" help:"Print the log of a sandbox."`

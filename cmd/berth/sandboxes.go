@@ -41,7 +41,7 @@ func (o *output) sandboxes() view[openapi.Sandbox] {
 type claimCommand struct {
 	apiFlags
 	formatFlags
-	Pool        string            `arg:"" optional:"" complete:"pool" help:"Name of the pool. It can be left out if there is only one."`
+	Pool        string            `arg:"" optional:"" complete:"source" help:"Name of the pool, or of a snapshot (NAME:TAG). It can be left out if there is only one pool."`
 	Timeout     time.Duration     `help:"Time from now until the end. The API's default is 5m."`
 	IdleTimeout *time.Duration    `help:"Time without use after which the sandbox is released; 0s for never. The pool's if it is left out."`
 	Wait        time.Duration     `default:"10s" help:"How long to wait for a warm pod, at most 5m."`
@@ -100,13 +100,10 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 	case c.AtLeast < 0 || c.AtLeast > c.Count:
 		return usage("--at-least %d: must be 1 to %d, which is --count", c.AtLeast, c.Count)
 	}
-	if terminal(o.raw.err) {
-		notice := time.AfterFunc(time.Second, func() {
-			fmt.Fprintf(o.err, "waiting up to %v for a warm pod of %s\n", c.Wait, c.Pool)
-		})
-		defer notice.Stop()
+	defer notice(o, "waiting up to %v for a warm pod of %s", c.Wait, c.Pool)()
+	if t.wait += c.Wait; strings.Contains(c.Pool, ":") {
+		t.wait += restoreWait
 	}
-	t.wait += c.Wait
 	if c.Trace {
 		traced := &traced{next: t.http.Transport}
 		t.http.Transport = traced
@@ -150,10 +147,24 @@ func (c *claimCommand) batch(ctx context.Context, o *output, t *target, claim op
 	if err != nil {
 		return err
 	}
+	return claims(o, c.formatFlags, all)
+}
+
+// claims prints the sandboxes of a batch.
+func claims(o *output, f formatFlags, all *openapi.Claims) error {
 	if n := len(all.Ended); n > 0 {
 		fmt.Fprintf(o.err, "%d of the batch have ended: %s\n", n, strings.Join(all.Ended, ", "))
 	}
-	return show(o, c.formatFlags, o.sandboxes(), all.Sandboxes, all)
+	return show(o, f, o.sandboxes(), all.Sandboxes, all)
+}
+
+// notice says on a terminal after a second what is waited for, until stop is called.
+func notice(o *output, format string, args ...any) (stop func()) {
+	if !terminal(o.raw.err) {
+		return func() {}
+	}
+	timer := time.AfterFunc(time.Second, func() { fmt.Fprintf(o.err, format+"\n", args...) })
+	return func() { timer.Stop() }
 }
 
 func given(d time.Duration) *time.Duration {

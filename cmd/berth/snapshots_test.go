@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/cmd/internal/cli"
+)
+
+func TestForkDeletesItsSnapshotWhateverHappens(t *testing.T) {
+	s, url := serve(t)
+	for _, c := range []struct {
+		noPods, noStore bool
+		code            int
+		says            string
+	}{
+		{}, {noPods: true, code: exitRefused, says: "pool_empty"}, {noStore: true, code: 1, says: "was not deleted"},
+		{noPods: true, noStore: true, code: exitRefused, says: "was not deleted"},
+	} {
+		s.calls, s.noPods, s.noStore = nil, c.noPods, c.noStore
+		stdout, _, err := command(t.Context(), "fork", first, "--count=2", "--timeout=1h", "-o=name", "--api-url="+url)
+		require.Equal(t, c.code, cli.ExitCode(err), "%v", err)
+		if c.says != "" {
+			require.ErrorContains(t, err, c.says)
+		}
+		if !c.noPods {
+			require.Equal(t, first+"\n"+second+"\n", stdout, "what was claimed is shown")
+		}
+		calls := s.seen()
+		require.Len(t, calls, 3)
+		require.Equal(t, []string{"POST /sandboxes/" + first + "/snapshots", "POST /v1/claims"}, calls[:2])
+		name := regexp.MustCompile(`^DELETE /templates/(fork-[a-z2-7]{26}:default)$`).FindStringSubmatch(calls[2])
+		require.NotNil(t, name, calls[2])
+		require.JSONEq(t, `{"pool":"`+name[1]+`","count":2,"timeout":3600,"waitTimeout":60}`, s.claimed)
+	}
+}
+
+func TestForkNamesTheSnapshotThatMayStay(t *testing.T) {
+	isolate(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		cancel()
+		<-r.Context().Done()
+	}))
+	defer server.Close()
+	_, _, err := command(ctx, "fork", first, "--api-url="+server.URL)
+	require.ErrorContains(t, err, "may be made all the same; berth snapshot rm fork-")
+}
+
+func TestCallsForSnapshotsMayTakeLonger(t *testing.T) {
+	_, url := serve(t)
+	for _, c := range []struct {
+		args []string
+		ends bool
+	}{
+		{[]string{"snapshot", "ls"}, true},
+		{[]string{"claim", "python", "--wait=0s"}, true},
+		{[]string{"claim", "work:v1", "--wait=0s"}, false},
+		{[]string{"snapshot", "create", first}, false},
+	} {
+		_, _, err := command(t.Context(), append(c.args, "--api-url="+url, "--request-timeout=1ns")...)
+		require.Equal(t, c.ends, err != nil, "%v: %v", c.args, err)
+	}
+}
