@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
@@ -23,7 +25,7 @@ func TestForkDeletesItsSnapshotWhateverHappens(t *testing.T) {
 		{noPods: true, noStore: true, code: exitRefused, says: "was not deleted"},
 	} {
 		s.calls, s.noPods, s.noStore = nil, c.noPods, c.noStore
-		stdout, _, err := command(t.Context(), "fork", first, "--count=2", "--timeout=1h", "-o=name", "--api-url="+url)
+		stdout, _, err := command(t.Context(), "fork", first, "--count=2", "--timeout=1h", "-o", "name", "--api-url="+url)
 		require.Equal(t, c.code, cli.ExitCode(err), "%v", err)
 		if c.says != "" {
 			require.ErrorContains(t, err, c.says)
@@ -44,6 +46,8 @@ func TestForkNamesTheSnapshotThatMayStay(t *testing.T) {
 	isolate(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, err := io.Copy(io.Discard, r.Body) // from then on the server sees that the client has gone
+		assert.NoError(t, err)
 		cancel()
 		<-r.Context().Done()
 	}))

@@ -7,6 +7,7 @@
 //	starting   granted; the pool's postStart hook has not answered yet
 //	running    routers may send requests to it. From Close on they do not, and it is about to fall asleep
 //	falling    durable before its processes are stopped: they run, or are stopped
+//	archiving  falling, and its processes are stopped while its files are archived
 //	asleep     its processes are stopped
 //	waking     durable before its processes are continued: they are stopped, or run
 //	ending     its release is on its way into the journal
@@ -19,6 +20,10 @@
 //
 //	running --Close, FallAsleep--> falling --Frozen--> asleep --Wake--> waking --Thawed--> running
 //	       <--------Open--------           --------it could not--------^
+//	                                       --Frozen--> archiving --ArchiveWritten--> waking
+//
+// A sandbox is archiving only if it was closed for that ([ForArchive]). One that is asleep stays so while its files are
+// archived, and its wake ends that.
 //
 // End ends a sandbox in each of these states. docs/design/sleep.md has the reasons for them.
 //
@@ -41,7 +46,8 @@
 //
 //   - A sandbox has no route from Close until its agent has obeyed the order to continue its processes. The order has
 //     the revision of the fact that it follows from. An answer to another order changes nothing.
-//   - A call to sleep or to wake is answered once, when that is durable and done, or is given up.
+//   - A call to sleep, to wake or to archive is answered once, when that is durable and done, or is given up.
+//   - An archive alone moves no end: a sandbox wakes from it with the end that it had.
 //   - Of the places to wake for requests one team has half at most, and a team that has none finds one while any is free.
 //   - A sandbox that End was called for never starts or runs again. Its release is a fact, which is committed once.
 //   - SandboxCreated, SandboxReady and SandboxReleased come at most once for a sandbox.
