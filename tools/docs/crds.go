@@ -27,6 +27,7 @@ type schema struct {
 	Properties           map[string]schema `json:"properties"`
 	AdditionalProperties *schema           `json:"additionalProperties"`
 	Items                *schema           `json:"items"`
+	IntOrString          bool              `json:"x-kubernetes-int-or-string"`
 	Rules                []struct {
 		Message string `json:"message"`
 	} `json:"x-kubernetes-validations"`
@@ -119,6 +120,8 @@ func typeOf(s schema) string {
 		return "list of " + typeOf(*s.Items)
 	case s.AdditionalProperties != nil:
 		return "map of " + typeOf(*s.AdditionalProperties)
+	case s.IntOrString: // the pattern is that of every quantity
+		return "quantity"
 	case s.Format == "date-time" || s.Format == "byte":
 		return s.Format
 	}
@@ -136,6 +139,9 @@ func bounds(s schema) string {
 		if each := bounds(*s.Items); each != "" {
 			all = append(all, "each "+each)
 		}
+	}
+	if s.IntOrString {
+		s.Pattern = ""
 	}
 	all = append(all, code(strings.Join(s.Enum, "`, `")), code(strings.ReplaceAll(s.Pattern, "|", `\|`)))
 	for _, rule := range s.Rules {
