@@ -237,9 +237,9 @@ func (c *Client) KeepAlive(ctx context.Context, id string) error {
 	return err
 }
 
-// Snapshot makes a snapshot of the files of a sandbox, and returns when it can be claimed from, which takes seconds to 17
-// minutes. The name is NAME or NAME:TAG; with "" it is random. An earlier snapshot of the name and tag is replaced. The
-// call is not repeated: when it fails without an answer, the snapshot may be made all the same.
+// Snapshot makes a snapshot of the files of a sandbox, and returns when it can be claimed from, which takes seconds to
+// 17 minutes. The name is NAME or NAME:TAG; with "" it is random. An earlier snapshot of the name and tag is replaced.
+// The call is not repeated: when it fails without an answer, the snapshot may be made all the same.
 func (c *Client) Snapshot(ctx context.Context, id, name string) (*openapi.Snapshot, error) {
 	var body openapi.CreateSnapshotJSONRequestBody
 	if name != "" {
@@ -261,8 +261,8 @@ func (c *Client) Snapshots(
 	})
 }
 
-// DeleteSnapshot deletes a snapshot, NAME:TAG or NAME. Sandboxes that were made from it stay. A repeated call that finds
-// no snapshot counts as success.
+// DeleteSnapshot deletes a snapshot, NAME:TAG or NAME. Sandboxes that were made from it stay. A repeated call that
+// finds no snapshot counts as success.
 func (c *Client) DeleteSnapshot(ctx context.Context, ref string) error {
 	return end(ctx, "snapshot_not_found", func() (*http.Response, error) { return c.api.DeleteSnapshot(ctx, ref) })
 }

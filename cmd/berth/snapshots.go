@@ -25,6 +25,9 @@ const (
 	forkWait = time.Minute
 )
 
+// maxFork is how many sandboxes the API claims in one call.
+const maxFork = 1000
+
 type snapshotCommand struct {
 	Create snapshotCreateCommand `cmd:"" help:"Make a snapshot of the files of a sandbox. The sandbox sleeps meanwhile."`
 	Ls     snapshotLsCommand     `cmd:"" help:"List snapshots."`
@@ -177,8 +180,8 @@ func (*forkCommand) Help() string {
 // Run implements the command.
 func (c *forkCommand) Run(ctx context.Context, o *output) error {
 	switch {
-	case c.Count < 1:
-		return usage("--count %d: must be 1 or more", c.Count)
+	case c.Count < 1 || c.Count > maxFork: // the API would say so after the snapshot
+		return usage("--count %d: must be 1 to %d", c.Count, maxFork)
 	case c.Timeout < 0 || c.Timeout%time.Second != 0:
 		return usage("--timeout %v: must be whole seconds", c.Timeout)
 	}
