@@ -204,9 +204,9 @@ func apiClusters(a *API) (all []apiCluster) {
 const (
 	// apiRoute is the name of the routes to the API, that for mcpPath included.
 	apiRoute = "api"
-	// apiIdle is how long a call to the API may be silent. It is longer than the longest wait of a
-	// claim, which is 5 min and the time for its answer, and than the pauses of an event stream.
-	apiIdle = 330 * time.Second
+	// apiIdle is how long a call to the API may be silent. It is longer than the longest wait, which is that for a snapshot
+	// (17 min), and than the pauses of an event stream.
+	apiIdle = 18 * time.Minute
 	// apiRequests bounds the calls to the API in progress at one Envoy.
 	apiRequests = 2_000
 )

@@ -71,7 +71,7 @@ func notMade(id string, err error) error {
 	case errors.Is(err, snapshots.ErrBusy):
 		return about(id, apierror.Overloaded, err.Error())
 	case errors.Is(err, snapshots.ErrTooLarge), errors.As(err, &refused) && (refused.Reason == initbox.TooLarge || refused.Reason == initbox.TooManyFiles):
-		return about(id, apierror.SnapshotFailed, err.Error()+"; spec.snapshot of its pool has the bounds")
+		return about(id, apierror.SnapshotTooLarge, err.Error()+"; spec.snapshot of its pool has the bounds")
 	}
 	return about(id, apierror.SnapshotFailed, err.Error())
 }

@@ -98,9 +98,9 @@ func TestSnapshotErrorsSayWhatToDo(t *testing.T) {
 		code   int
 		reason apierror.Reason
 	}{
-		snapshots.ErrFull: {429, apierror.QuotaExceeded}, snapshots.ErrBusy: {503, apierror.Overloaded}, snapshots.ErrTooLarge: {502, apierror.SnapshotFailed},
+		snapshots.ErrFull: {429, apierror.QuotaExceeded}, snapshots.ErrBusy: {503, apierror.Overloaded}, snapshots.ErrTooLarge: {413, apierror.SnapshotTooLarge},
 		errors.New("the store is away"): {502, apierror.SnapshotFailed}, fmt.Errorf("x: %w", snapshots.ErrTimeout): {502, apierror.SnapshotFailed},
-		&agents.RefusedError{Reason: initbox.TooManyFiles, Why: "too many files"}: {502, apierror.SnapshotFailed},
+		&agents.RefusedError{Reason: initbox.TooManyFiles, Why: "too many files"}: {413, apierror.SnapshotTooLarge},
 	} {
 		f.err = err
 		e := refusal(t, call(h, "POST", "/sandboxes/k3x9/snapshots", "{}"), want.code, want.reason)

@@ -43,6 +43,7 @@ const (
 	SleepFailed        Reason = "sleep_failed"
 	SnapshotNotFound   Reason = "snapshot_not_found"
 	SnapshotFailed     Reason = "snapshot_failed"
+	SnapshotTooLarge   Reason = "snapshot_too_large"
 	SessionNotFound    Reason = "session_not_found"
 	SessionAlive       Reason = "session_alive"
 	PoolEmpty          Reason = "pool_empty"
@@ -159,6 +160,8 @@ var kinds = []Kind{
 		When: "the sandbox is asleep, or falls asleep or wakes", Do: "wake it with `POST /sandboxes/{id}/connect`"},
 	{Reason: SleepFailed, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{API},
 		When: "the agent in the sandbox could not stop all of its processes; they run on, and the message says which it was", Do: "see [sleep](../sleep.md) for what cannot be stopped"},
+	{Reason: SnapshotTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
+		When: "the sandbox has more files or bytes in the paths of a snapshot than its pool allows", Do: "keep fewer files, or raise `spec.snapshot` of the pool"},
 	{Reason: SnapshotFailed, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{API},
 		When: "the files of the sandbox were not archived, or the object store did not take or give the archive; the message says why", Do: "see [snapshots](../snapshots.md)"},
 	{Reason: BodyTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
