@@ -24,11 +24,13 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
-// objects is an S3 server of this process. While it stalls, it takes archives and answers none.
+// objects is an S3 server of this process. While it stalls, it takes archives and answers none. While it refuses, it
+// forbids everything.
 type objects struct {
 	*httptest.Server
 	bucket  *s3mem.Backend
 	stalls  atomic.Bool
+	refuses atomic.Bool
 	stalled chan struct{} // holds a value when an archive has come meanwhile
 	goOn    chan struct{}
 }
@@ -39,6 +41,10 @@ func newObjects(t *testing.T) *objects {
 	require.NoError(t, o.bucket.CreateBucket("berth"))
 	s3 := gofakes3.New(o.bucket).Server()
 	o.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if o.refuses.Load() {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
 		if r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, "/berth/archives/") && o.stalls.Load() {
 			select {
 			case o.stalled <- struct{}{}:
@@ -72,8 +78,8 @@ func (o *objects) keys(t *testing.T, prefix string) (keys []string) {
 	return keys
 }
 
-// snapshotPool makes a pool whose snapshots have the files of dir. Sandboxes here share the files of this machine, so dir
-// is never the home of the user.
+// snapshotPool makes a pool whose snapshots have the files of dir. Sandboxes here share the files of this machine,
+// so dir is never the home of the user.
 func (e *env) snapshotPool(name, dir string) string {
 	e.t.Helper()
 	return e.otherPool(name, 2, func(s *v1alpha1.SandboxPoolSpec) {
@@ -221,7 +227,7 @@ func TestStoreThatIsAwayFailsSnapshotsAlone(t *testing.T) {
 	pool := e.snapshotPool("away", dir)
 	b := e.sleeper(pool, `"timeout":3600`)
 	e.snapshot(b.SandboxID, `{"name":"mine"}`)
-	store.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) })
+	store.refuses.Store(true)
 	for _, c := range []struct{ method, path, body string }{
 		{http.MethodPost, "/sandboxes/" + b.SandboxID + "/snapshots", `{}`}, {http.MethodGet, "/snapshots", ""},
 		{http.MethodDelete, "/templates/mine:default", ""}, {http.MethodPost, "/sandboxes", `{"templateID":"mine"}`},

@@ -8,8 +8,9 @@ import (
 )
 
 const (
-	// ArchivePath and RestorePath are those of the calls of the agent that take a FilesOrder.
+	// ArchivePath is that of the call of the agent that takes a FilesOrder to archive.
 	ArchivePath = "/archive"
+	// RestorePath is that of the call that takes one to restore.
 	RestorePath = "/restore"
 	// SummaryTrailer is the trailer behind a whole archive: a Summary as JSON. FailureTrailer is the one behind an
 	// archive that is not whole: a Reason.

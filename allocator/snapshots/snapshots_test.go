@@ -176,7 +176,7 @@ func TestFailedWriteLeavesTheEarlierSnapshotOnly(t *testing.T) {
 		tooLarge := snapshots.ErrTooLarge
 		for size, want := range map[int64]error{1 << 30: errAgent, 15 << 20: tooLarge, 10: tooLarge} {
 			for _, err := range []error{errAgent, nil} {
-				if want == errAgent && err == nil {
+				if errors.Is(want, errAgent) && err == nil {
 					continue
 				}
 				archive := func(_ context.Context, w io.Writer) (contents, error) {
