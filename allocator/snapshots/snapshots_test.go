@@ -2,6 +2,7 @@ package snapshots_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
