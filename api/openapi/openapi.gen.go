@@ -2858,7 +2858,7 @@ type ClientInterface interface {
 
 	// StreamEvents Stream what happens to sandboxes, as server-sent events.
 	//
-	// The events are created, ready and released; data is a SandboxEvent. An id is the term of the
+	// The events are created, ready, asleep, awake and released; data is a SandboxEvent. An id is the term of the
 	// leader and a counter within it. The leader keeps the last 8,192 events of its term. A stream that
 	// continues with Last-Event-ID gets every later event once, in order. Where events may be lost it
 	// gets the event gap first; data is an EventGap. So it is after every change of the leader, because
@@ -3871,7 +3871,7 @@ func (c *Client) ClaimBatch(ctx context.Context, params *ClaimBatchParams, body 
 
 // StreamEvents Stream what happens to sandboxes, as server-sent events.
 //
-// The events are created, ready and released; data is a SandboxEvent. An id is the term of the
+// The events are created, ready, asleep, awake and released; data is a SandboxEvent. An id is the term of the
 // leader and a counter within it. The leader keeps the last 8,192 events of its term. A stream that
 // continues with Last-Event-ID gets every later event once, in order. Where events may be lost it
 // gets the event gap first; data is an EventGap. So it is after every change of the leader, because
@@ -7897,7 +7897,7 @@ type ClientWithResponsesInterface interface {
 
 	// StreamEventsWithResponse Stream what happens to sandboxes, as server-sent events.
 	//
-	// The events are created, ready and released; data is a SandboxEvent. An id is the term of the
+	// The events are created, ready, asleep, awake and released; data is a SandboxEvent. An id is the term of the
 	// leader and a counter within it. The leader keeps the last 8,192 events of its term. A stream that
 	// continues with Last-Event-ID gets every later event once, in order. Where events may be lost it
 	// gets the event gap first; data is an EventGap. So it is after every change of the leader, because
@@ -11537,7 +11537,7 @@ func (c *ClientWithResponses) ClaimBatchWithResponse(ctx context.Context, params
 
 // StreamEventsWithResponse Stream what happens to sandboxes, as server-sent events.
 //
-// The events are created, ready and released; data is a SandboxEvent. An id is the term of the
+// The events are created, ready, asleep, awake and released; data is a SandboxEvent. An id is the term of the
 // leader and a counter within it. The leader keeps the last 8,192 events of its term. A stream that
 // continues with Last-Event-ID gets every later event once, in order. Where events may be lost it
 // gets the event gap first; data is an EventGap. So it is after every change of the leader, because

@@ -33,7 +33,7 @@ type eventsCommand struct {
 
 // Help implements kong.HelpProvider.
 func (*eventsCommand) Help() string {
-	return "Prints events as they happen, until interrupted: created, ready and released. It goes on after a change of the " +
+	return "Prints events as they happen, until interrupted: created, ready, asleep, awake and released. It goes on after a change of the " +
 		"leader, and says where events may be lost."
 }
 
