@@ -108,7 +108,7 @@ async function differences() {
     ['SandboxError', 'does not fork the memory', () => sandbox.fork()],
     ['SandboxError', 'no object store', () => sandbox.createSnapshot()],
     ['SandboxError', 'no object store', () => Sandbox.listSnapshots().nextItems()],
-    ['SandboxError', 'kubectl', () => Sandbox.deleteSnapshot('a')],
+    ['SandboxError', 'no object store', () => Sandbox.deleteSnapshot('a')],
     ['SandboxError', 'NetworkPolicy', () => sandbox.updateNetwork({ denyOut: ['10.0.0.1'] })],
     ['BuildError', 'builds no images', () => Template.build(Template().fromImage('alpine'), 'a')],
     ['BuildError', '404', () => Template.getBuildStatus({ templateId: 'a', buildId: 'a' })],
