@@ -389,6 +389,25 @@ func TestReleaseAndWakeEndAnArchive(t *testing.T) {
 	}
 }
 
+func TestArchiveThatEndsDuringAReleaseWakesNothing(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	s.step(Archive{Token: 7, Scope: everyTeam, ID: sb.ID})
+	s.pass(window)
+	s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
+	w := one[WriteArchive](s)
+	s.slow = true // the release is on its way into the journal
+	s.step(Release{Scope: everyTeam, ID: sb.ID})
+	s.step(ArchiveWritten{ID: sb.ID, Token: w.Token, OK: true})
+	s.written()
+	none[Thaw](s)
+	if a := one[SandboxCallAnswered](s); a.Token != 7 || a.Status != CallGone {
+		t.Errorf("%+v", a)
+	}
+	if got := s.view(sb.ID); got.Phase != Released {
+		t.Errorf("it is %+v", got)
+	}
+}
+
 func TestEndOfASandboxBecomesItsSleep(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{AtEnd: true}, "q")
 	for round := 1; ; round++ {

@@ -142,8 +142,8 @@ func (t *Table) Archive(sb *Sandbox, token uint64, values step.Values) {
 // ArchiveWritten acts on the outcome of a WriteArchive.
 func (t *Table) ArchiveWritten(id string, token uint64, ok bool, why string) {
 	sb := t.byID[id]
-	if sb == nil || sb.sleep == nil || sb.sleep.archive == nil || sb.sleep.archive.token != token {
-		return
+	if sb == nil || !sb.Lives() || sb.sleep == nil || sb.sleep.archive == nil || sb.sleep.archive.token != token {
+		return // else its release answers
 	}
 	a := sb.sleep.archive
 	a.written, a.why = ok, why
