@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/core"
 )
 
@@ -113,10 +114,13 @@ func TestReleasedSandboxEndsTheCallsToItsPod(t *testing.T) {
 		a.o.WallClock = time.Now
 		tm.lines = newWorkers(zap.NewNop())
 		defer tm.lines.queue.ShutDown()
-		ended := make(chan string, 3)
+		ended := make(chan string, 5)
 		tm.hooks = newPodCalls(func(ctx context.Context, _ core.Sandbox) { <-ctx.Done(); ended <- "hook" }, itself)
-		tm.inits = newPodCalls(func(ctx context.Context, _ core.Configure) { <-ctx.Done(); ended <- "configuration" },
-			func(e core.Configure) core.Sandbox { return e.Sandbox })
+		ofConfigure := func(e core.Configure) core.Sandbox { return e.Sandbox }
+		tm.inits = newPodCalls(func(ctx context.Context, _ core.Configure) { <-ctx.Done(); ended <- "configuration" }, ofConfigure)
+		tm.restores = newPodCalls(func(ctx context.Context, _ core.Configure) { <-ctx.Done(); ended <- "restore" }, ofConfigure)
+		tm.archives = newPodCalls(func(ctx context.Context, _ core.WriteArchive) { <-ctx.Done(); ended <- "archive" },
+			func(e core.WriteArchive) core.Sandbox { return e.Sandbox })
 		tm.orders = newPodCalls(func(ctx context.Context, _ agentOrder) { <-ctx.Done(); ended <- "order" },
 			func(o agentOrder) core.Sandbox { return o.sandbox })
 		tm.keeps = tm.orders
@@ -124,19 +128,24 @@ func TestReleasedSandboxEndsTheCallsToItsPod(t *testing.T) {
 		var running sync.WaitGroup
 		running.Go(func() { tm.hooks.run(ctx) })
 		running.Go(func() { tm.inits.run(ctx) })
+		running.Go(func() { tm.restores.run(ctx) })
+		running.Go(func() { tm.archives.run(ctx) })
 		running.Go(func() { tm.orders.run(ctx) })
 		defer running.Wait()
 		defer cancel()
 		s := starting("p", "a")
 		tm.do(core.StartSandbox{Sandbox: s})
 		tm.do(core.Configure{Sandbox: s, Ask: true})
+		tm.do(core.Configure{Sandbox: s, Values: &agents.Values{Restore: &agents.Restore{}}})
 		tm.do(core.Freeze{Sandbox: s})
+		tm.do(core.WriteArchive{Sandbox: s})
 		synctest.Wait()
 		require.Empty(t, ended)
 		tm.do(core.SandboxReleased{Sandbox: s})
 		synctest.Wait()
-		require.Len(t, ended, 3)
-		require.ElementsMatch(t, []string{"hook", "configuration", "order"}, []string{<-ended, <-ended, <-ended})
+		require.Len(t, ended, 5)
+		require.ElementsMatch(t, []string{"hook", "configuration", "restore", "order", "archive"},
+			[]string{<-ended, <-ended, <-ended, <-ended, <-ended})
 	})
 }
 

@@ -192,7 +192,9 @@ func acting(t *testing.T, options ...func(*Options)) (*term, func()) {
 		*w = newWorkers(tm.log)
 	}
 	tm.hooks = newPodCalls(tm.start, itself)
-	tm.inits = newPodCalls(tm.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
+	ofConfigure := func(e core.Configure) core.Sandbox { return e.Sandbox }
+	tm.inits, tm.restores = newPodCalls(tm.configure, ofConfigure), newPodCalls(tm.configure, ofConfigure)
+	tm.archives = newPodCalls(tm.writeArchive, func(e core.WriteArchive) core.Sandbox { return e.Sandbox })
 	tm.orders = newPodCalls(tm.order, func(o agentOrder) core.Sandbox { return o.sandbox })
 	tm.keeps = newPodCalls(tm.order, func(o agentOrder) core.Sandbox { return o.sandbox })
 	ctx, cancel := context.WithCancel(t.Context())
@@ -202,6 +204,7 @@ func acting(t *testing.T, options ...func(*Options)) (*term, func()) {
 	}
 	all.Go(func() { tm.hooks.run(ctx) })
 	all.Go(func() { tm.inits.run(ctx) })
+	all.Go(func() { tm.restores.run(ctx) })
 	all.Go(func() { tm.callBack(ctx) })
 	return tm, func() { cancel(); all.Wait() }
 }

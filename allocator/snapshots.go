@@ -24,6 +24,8 @@ const (
 	// what comes to that in any case.
 	compressionMargin = 64
 	archiveMargin     = 1 << 20
+	// placePause is the pause before a restore asks again for one of the places to read archives.
+	placePause = 50 * time.Millisecond
 )
 
 // snapshotCall is a call that makes a snapshot. The core carries it to the effect WriteArchive.
@@ -106,6 +108,9 @@ func (t *term) restore(ctx context.Context, s core.Sandbox, values *agents.Value
 	ctx, cancel := context.WithTimeout(ctx, agents.RestoreFor)
 	defer cancel()
 	archive, err := values.Open(ctx)
+	for errors.Is(err, snapshots.ErrBusy) && wait.Sleep(ctx, placePause) {
+		archive, err = values.Open(ctx)
+	}
 	if err == nil {
 		_, err = t.agents.Restore(ctx, s, *values.Restore, archive)
 		_ = archive.Close() // it was read, or the restore has failed

@@ -60,6 +60,7 @@ type term struct {
 	headStart headStart
 	hooks     *podCalls[core.Sandbox]
 	inits     *podCalls[core.Configure]
+	restores  *podCalls[core.Configure] // those that restore a snapshot before, which takes longer
 	orders    *podCalls[agentOrder]
 	keeps     *podCalls[agentOrder]
 	archives  *podCalls[core.WriteArchive]
@@ -125,6 +126,7 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.logs.run(ctx, logWorkers) })
 	all.Go(func() { t.hooks.run(ctx) })
 	all.Go(func() { t.inits.run(ctx) })
+	all.Go(func() { t.restores.run(ctx) })
 	all.Go(func() { t.orders.run(ctx) })
 	all.Go(func() { t.keeps.run(ctx) })
 	all.Go(func() { t.archives.run(ctx) })
@@ -242,7 +244,8 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 		*w = newWorkers(t.log)
 	}
 	t.hooks = newPodCalls(t.start, func(s core.Sandbox) core.Sandbox { return s })
-	t.inits = newPodCalls(t.configure, func(e core.Configure) core.Sandbox { return e.Sandbox })
+	ofConfigure := func(e core.Configure) core.Sandbox { return e.Sandbox }
+	t.inits, t.restores = newPodCalls(t.configure, ofConfigure), newPodCalls(t.configure, ofConfigure)
 	ofOrder := func(o agentOrder) core.Sandbox { return o.sandbox }
 	t.orders, t.keeps = newPodCalls(t.order, ofOrder), newPodCalls(t.order, ofOrder)
 	t.archives = newPodCalls(t.writeArchive, func(e core.WriteArchive) core.Sandbox { return e.Sandbox })
@@ -432,7 +435,11 @@ func (t *term) write(e core.Effect) bool {
 	case core.StartSandbox:
 		t.hooks.add(e.Sandbox)
 	case core.Configure:
-		t.inits.add(e)
+		if values, _ := e.Values.(*agents.Values); values != nil && values.Restore != nil {
+			t.restores.add(e)
+		} else {
+			t.inits.add(e)
+		}
 	case core.Freeze:
 		t.give(agentOrder{sandbox: e.Sandbox, keep: e.Keep})
 	case core.Thaw:
@@ -501,6 +508,7 @@ func (t *term) tell(e core.Effect) {
 	case core.SandboxReleased:
 		t.hooks.drop(e.Sandbox)
 		t.inits.drop(e.Sandbox)
+		t.restores.drop(e.Sandbox)
 		t.dropOrders(e.Sandbox)
 		t.archives.drop(e.Sandbox)
 		t.publish(events.Released, e.Sandbox)

@@ -43,6 +43,7 @@
 //   - Each team has at most so many snapshots and bytes as the [Options] say, also when several are written at once. At
 //     most four are written at once, and a team begins one only while it has fewer than are free. So two at most are of
 //     one team. A Write that finds no place ends at once with [ErrBusy].
+//   - At most 64 archives are read at once, and 32 at most for one team, by the same rule. So does [Store.Open] end.
 //   - A Write needs about 50 MB of memory. Lists are read with eight requests at once.
 //   - There can be 100,000 snapshots, and as many archives. Sweep fails if there are more.
 //   - Each request to the store ends within 30 s. An archive ends when it makes no progress for 60 s, and after 15

@@ -14,8 +14,9 @@ var (
 	ErrFull = errors.New("the team has no room for another snapshot: delete one of its snapshots, or raise the bound")
 	// ErrTooLarge: the archive has more bytes than the call allows.
 	ErrTooLarge = errors.New("the archive is larger than a snapshot may be: keep fewer files, or raise the bound")
-	// ErrBusy: as many snapshots are being written as may be at one time, or one of this name and tag is.
-	ErrBusy = errors.New("other snapshots are being written: try again later")
+	// ErrBusy: as many snapshots are being written, or read, as may be at one time, or one of this name and tag is being
+	// written.
+	ErrBusy = errors.New("other snapshots are being written or restored: try again later")
 	// ErrDamaged: an object is not what this package wrote. The error names the object.
 	ErrDamaged = errors.New("damaged")
 	// ErrTimeout: the object store, or what an archive is read from, has not answered in time.

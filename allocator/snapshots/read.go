@@ -49,8 +49,8 @@ func (s *Store) read(ctx context.Context, key string) (found Snapshot, err error
 }
 
 // Open returns the bytes of the archive of a snapshot, which the caller closes. It returns ErrNotFound if the snapshot
-// was deleted meanwhile, and ErrDamaged if the archive has another size. The caller compares the bytes with the
-// SHA-256. Reading ends after 15 minutes, and when the store sends nothing for 60 s.
+// was deleted meanwhile, ErrBusy if as many archives are open as may be, and ErrDamaged if the archive has another size.
+// The caller compares the bytes with the SHA-256. Reading ends after 15 minutes, and when the store sends nothing for 60 s.
 func (s *Store) Open(ctx context.Context, snapshot Snapshot) (io.ReadCloser, error) {
 	dir, err := directory(snapshot.Team)
 	if err != nil {
@@ -58,6 +58,10 @@ func (s *Store) Open(ctx context.Context, snapshot Snapshot) (io.ReadCloser, err
 	}
 	if !ownArchive(dir, snapshot.Archive) {
 		return nil, fmt.Errorf("archive %.100q: %w: not a key of the team", snapshot.Archive, ErrInvalid)
+	}
+	leave, ok := s.enter(snapshot.Team)
+	if !ok {
+		return nil, ErrBusy
 	}
 	ctx, w, stop := s.watch(ctx)
 	w.begin()
@@ -71,9 +75,29 @@ func (s *Store) Open(ctx context.Context, snapshot Snapshot) (io.ReadCloser, err
 	if err != nil {
 		err = failed(ctx, "reading the archive", missing(err))
 		stop(nil)
+		leave()
 		return nil, err
 	}
-	return &download{ctx, in, w, stop}, nil
+	return &download{ctx, in, w, stop, leave}, nil
+}
+
+// enter takes a place to read an archive for a team, if it gets one. leave gives it back.
+func (s *Store) enter(team string) (leave func(), ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reading[team] >= readPlaces-s.open {
+		return nil, false
+	}
+	s.open++
+	s.reading[team]++
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.open--
+		if s.reading[team]--; s.reading[team] == 0 {
+			delete(s.reading, team)
+		}
+	}), true
 }
 
 // download is an archive that is being read.
@@ -82,6 +106,7 @@ type download struct {
 	in    *blob.Reader
 	watch *watch
 	stop  context.CancelCauseFunc
+	leave func()
 }
 
 func (d *download) Read(p []byte) (int, error) {
@@ -95,6 +120,7 @@ func (d *download) Read(p []byte) (int, error) {
 }
 
 func (d *download) Close() error {
+	defer d.leave()
 	d.stop(nil)
 	return d.in.Close()
 }

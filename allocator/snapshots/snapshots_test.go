@@ -413,6 +413,36 @@ func TestNoTeamTakesAllPlacesToWrite(t *testing.T) {
 	})
 }
 
+func TestNoTeamTakesAllPlacesToRead(t *testing.T) {
+	s := newS3(t).open(t, large)
+	var open []io.Closer
+	reads := func(made snapshots.Snapshot) (n int) {
+		for ; ; n++ {
+			in, err := s.Open(t.Context(), made)
+			if err != nil {
+				require.ErrorIs(t, err, snapshots.ErrBusy)
+				return n
+			}
+			open = append(open, in)
+		}
+	}
+	red, blue := write(t, s, "red", "a", []byte("red")), write(t, s, "blue", "a", []byte("blue"))
+	require.Equal(t, 32, reads(red))
+	require.Equal(t, 16, reads(blue))
+	for _, in := range open {
+		require.NoError(t, in.Close())
+		require.NoError(t, in.Close(), "again, which gives no other place back")
+	}
+	gone := red
+	gone.Archive = "archives/red/" + strings.Repeat("a", 26)
+	_, err := s.Open(t.Context(), gone)
+	require.ErrorIs(t, err, snapshots.ErrNotFound)
+	require.Equal(t, 32, reads(red))
+	for _, in := range open {
+		_ = in.Close()
+	}
+}
+
 func TestDamagedManifestHidesNoOtherSnapshot(t *testing.T) {
 	each(t, func(t *testing.T, w *world) {
 		s := w.open(t, large)

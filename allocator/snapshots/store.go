@@ -18,8 +18,9 @@ import (
 const (
 	DefaultMaxPerTeam            = 100
 	DefaultMaxBytesPerTeam int64 = 100 << 30
-	places                       = 4 // archives that are written at one time
-	readers                      = 8 // manifests that are read at one time, for one list
+	places                       = 4  // archives that are written at one time
+	readPlaces                   = 64 // archives that are read at one time
+	readers                      = 8  // manifests that are read at one time, for one list
 	maxObjects                   = 100_000
 	partSize                     = 8 << 20
 	maxArchive             int64 = 64 << 30 // S3 has at most 10,000 parts
@@ -52,6 +53,8 @@ type Store struct {
 
 	mu      sync.Mutex
 	writing []*attempt
+	open    int            // archives that are being read
+	reading map[string]int // the same, by team
 }
 
 // attempt is a Write that has a place.
@@ -79,7 +82,7 @@ func Open(ctx context.Context, address string, o Options) (*Store, error) {
 		return nil, fmt.Errorf("the store of snapshots: %w", err)
 	}
 	return &Store{
-		o: o, bucket: bucket, now: time.Now, changing: make(chan struct{}, 1),
+		o: o, bucket: bucket, now: time.Now, changing: make(chan struct{}, 1), reading: map[string]int{},
 		bounds: bounds{call: 30 * time.Second, idle: time.Minute, archive: 15 * time.Minute, sweep: time.Hour},
 	}, nil
 }
