@@ -155,6 +155,9 @@ func refused(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error {
 	case core.Ending:
 		return apierror.New(apierror.NotLeader, "the pool has no warm pod, and this replica is shutting down; try again")
 	case core.NotConfigured:
+		if e.Sandbox.ID == "" && ev.Configuring > 0 {
+			return apierror.New(apierror.SnapshotFailed, "pool %q: no pod that was tried has the files of the snapshot and is configured%s; the log of the allocator and those of the pods say more", pool, inBrackets(e.Problem))
+		}
 		if e.Sandbox.ID == "" {
 			return apierror.New(apierror.StartFailed, "pool %q: no agent of the pods that were tried took the configuration within %v%s, or the pod is of an older template without an agent; the logs of the pods say why, try again", pool, configureWait, inBrackets(e.Problem))
 		}

@@ -61,7 +61,7 @@ func (t *term) configure(ctx context.Context, e core.Configure) {
 		log.Warn("agent not configured, so its pod is thrown away", zap.Error(err))
 	}
 	t.a.traces.note(e.Sandbox.ID, func(s *claimSteps) { s.configured = time.Now() })
-	t.Submit(core.Configured{ID: e.Sandbox.ID, OK: err == nil, Why: reasonOf(err)})
+	t.Submit(core.Configured{ID: e.Sandbox.ID, OK: err == nil, Why: reasonOf(err), Hopeless: hopeless(err)})
 }
 
 // expect prepares the configuration of the agent in a pod that was seen.

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/snapshots"
@@ -120,6 +122,13 @@ func (t *term) restore(ctx context.Context, s core.Sandbox, values *agents.Value
 		return fmt.Errorf("restore the snapshot: %w", err)
 	}
 	return nil
+}
+
+// hopeless reports whether a restore fails with this error in every pod of the pool.
+func hopeless(err error) bool {
+	var refused *agents.RefusedError
+	return errors.Is(err, snapshots.ErrNotFound) || errors.Is(err, snapshots.ErrDamaged) || errors.As(err, &refused) &&
+		slices.Contains([]initbox.Reason{initbox.Damaged, initbox.TooLarge, initbox.TooManyFiles, initbox.NotAllowed}, refused.Reason)
 }
 
 // sweepSnapshots deletes what has expired and what is left over, until ctx ends.

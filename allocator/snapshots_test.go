@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"testing"
 	"testing/synctest"
@@ -9,8 +10,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/allocator/agents"
+	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/snapshots"
+	"github.com/berth-sandbox/berth/api/apierror"
 )
 
 func TestRestoreWaitsForAPlaceToRead(t *testing.T) {
@@ -31,4 +35,20 @@ func TestRestoreWaitsForAPlaceToRead(t *testing.T) {
 		require.ErrorIs(t, tm.restore(t.Context(), starting("p", "a"), values), snapshots.ErrBusy)
 		require.Equal(t, agents.RestoreFor, time.Since(began))
 	})
+}
+
+func TestRestoreThatCanSucceedNowhereIsHopeless(t *testing.T) {
+	for err, want := range map[error]bool{
+		nil: false, snapshots.ErrNotFound: true, snapshots.ErrDamaged: true, snapshots.ErrBusy: false, snapshots.ErrTimeout: false,
+		&agents.RefusedError{Reason: initbox.Damaged}: true, &agents.RefusedError{Reason: initbox.NoSpace}: false,
+		&agents.RefusedError{}: false, agents.ErrDeposed: false,
+	} {
+		if err != nil {
+			err = fmt.Errorf("restore the snapshot: %w", err)
+		}
+		require.Equal(t, want, hopeless(err), "%v", err)
+	}
+	e := refused("python", core.Claim{Configuring: agents.RestoreFor}, core.ClaimRefused{Why: core.NotConfigured, Problem: "it is gone"})
+	require.Equal(t, apierror.SnapshotFailed, e.Reason)
+	require.Contains(t, e.Message, "(it is gone)")
 }

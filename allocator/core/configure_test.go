@@ -77,6 +77,19 @@ func TestClaimIsAnsweredAfterItsAgentIsConfigured(t *testing.T) {
 	none[SandboxReleased](s)
 }
 
+func TestHopelessClaimTriesOnePodOnly(t *testing.T) {
+	s, asked := agentSim(t, 4, Claim{Binding: Binding{IdempotencyKey: "k"}})
+	s.step(Configured{ID: asked[0].Sandbox.ID, Why: "the archive is gone", Hopeless: true})
+	one[SandboxReleased](s)
+	none[Configure](s)
+	if r := one[ClaimRefused](s); r.Why != NotConfigured || r.Problem != "the archive is gone" {
+		t.Errorf("refused %+v", r)
+	}
+	s.step(Claim{Token: 2, Pool: poolA, Wait: wait, Binding: Binding{IdempotencyKey: "k"}})
+	s.step(Configured{ID: one[Configure](s).Sandbox.ID, OK: true})
+	one[Claimed](s)
+}
+
 func TestClaimTriesThreePodsWhoseAgentsFail(t *testing.T) {
 	s, asked := agentSim(t, 4, Claim{Binding: Binding{IdempotencyKey: "k"}})
 	used := map[PodKey]bool{}

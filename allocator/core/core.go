@@ -139,7 +139,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case Started:
 		c.sandboxes.HookDone(ev.ID, ev.OK, ev.Why)
 	case Configured:
-		c.claims.Configured(ev.ID, ev.OK, ev.Why)
+		c.claims.Configured(ev.ID, ev.OK, ev.Why, ev.Hopeless)
 	case Frozen:
 		c.sandboxes.Frozen(ev.ID, ev.Revision, ev.OK, ev.Why)
 	case Thawed:

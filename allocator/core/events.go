@@ -53,11 +53,13 @@ type (
 		Why string
 	}
 	// Configured is the outcome of a Configure: whether the agent is configured for this sandbox. A
-	// Configure with Ask is answered when the agent has answered. Why is as in Started.
+	// Configure with Ask is answered when the agent has answered. Why is as in Started. Hopeless: the agents of other pods
+	// will not be either.
 	Configured struct {
-		ID  string
-		OK  bool
-		Why string
+		ID       string
+		OK       bool
+		Why      string
+		Hopeless bool
 	}
 	// Frozen is the outcome of a Freeze, and Thawed that of a Thaw, with the revision of the order. Why is as in Started.
 	Frozen struct {

@@ -20,8 +20,8 @@ func (t *Table) configure(cl *Claim) {
 	}
 }
 
-// Configured acts on the answer of an agent.
-func (t *Table) Configured(id string, ok bool, why string) {
+// Configured acts on the answer of an agent. hopeless: the agents of other pods would answer the same.
+func (t *Table) Configured(id string, ok bool, why string, hopeless bool) {
 	if sb := t.sandboxes.Get(id); sb != nil && sb.Asking() {
 		t.asked(sb, ok)
 		return
@@ -31,6 +31,9 @@ func (t *Table) Configured(id string, ok bool, why string) {
 		return
 	}
 	delete(t.configuring, id)
+	if !ok && hopeless {
+		cl.Request.failures = MaxFailures - 1 // this one is the last
+	}
 	waits := false
 	for _, sb := range cl.Request.got {
 		if sb.ID == id && !ok {

@@ -209,7 +209,7 @@ func (m *model) configured(ok bool) {
 	if !slices.ContainsFunc(s.got, func(id string) bool { return m.ids[id].agent && !m.ids[id].answered }) {
 		m.decide(s.claim)
 	}
-	m.table.Configured(id, ok, "")
+	m.table.Configured(id, ok, "", false)
 }
 
 // hook has the hook of a sandbox answer.
