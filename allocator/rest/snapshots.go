@@ -18,6 +18,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxid"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
 // errNoStore is the answer of allocators without a store.
@@ -140,10 +141,11 @@ func storeFailed(err error) error {
 	return apierror.New(apierror.SnapshotFailed, "%v", err)
 }
 
-// source is where a claim gets its sandboxes from: a pool, or a snapshot and its pool.
+// source is where a claim gets its sandboxes from: a pool, or a snapshot and its pool, which has this spec.
 type source struct {
 	pool     string
 	snapshot *snapshots.Snapshot
+	spec     *v1alpha1.SandboxPoolSpec
 }
 
 // sourceOf returns what a claim means by a name. A name of neither is taken for that of a pool.
@@ -158,12 +160,13 @@ func (a *api) sourceOf(ctx context.Context, name string) (source, error) {
 	case err != nil:
 		return source{}, storeFailed(err)
 	}
-	if pool, ok := a.Allocator.Pool(s.Pool); !ok {
+	pool, ok := a.Allocator.Pool(s.Pool)
+	if !ok {
 		return source{}, apierror.New(apierror.PoolNotFound, "the snapshot %s is of the pool %q, which there is no more; create the pool, with an image and a user as before", s.Ref(), s.Pool)
 	} else if pool.Spec.AgentEnabled() == nil {
 		return source{}, notImplemented("the snapshot %s is of the pool %q, whose pods have no agent any more that restores it; enable spec.agent of the pool", s.Ref(), s.Pool)
 	}
-	return source{s.Pool, &s}, nil
+	return source{s.Pool, &s, &pool.Spec}, nil
 }
 
 // restore adds the restore of the snapshot to what a claim brings for the agent.
@@ -175,9 +178,8 @@ func (a *api) restore(from source, c *core.Claim, values *agents.Values) *agents
 	if values == nil {
 		values = &agents.Values{}
 	}
-	pool, _ := a.Allocator.Pool(s.Pool) // sourceOf has seen it
 	values.Restore = &agents.Restore{SHA256: s.SHA256, Size: s.Size}
-	values.Restore.Paths, values.Restore.MaxBytes, values.Restore.MaxFiles = pool.Spec.Snapshots()
+	values.Restore.Paths, values.Restore.MaxBytes, values.Restore.MaxFiles = from.spec.Snapshots()
 	values.Open = func(ctx context.Context) (io.ReadCloser, error) { return a.Snapshots.Open(ctx, *s) }
 	c.Configuring = agents.RestoreFor
 	return values
