@@ -10,6 +10,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/kube"
+	"github.com/berth-sandbox/berth/allocator/snapshots"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/internal/wait"
 )
@@ -61,7 +62,7 @@ func (t *term) configure(ctx context.Context, e core.Configure) {
 		log.Warn("agent not configured, so its pod is thrown away", zap.Error(err))
 	}
 	t.a.traces.note(e.Sandbox.ID, func(s *claimSteps) { s.configured = time.Now() })
-	t.Submit(core.Configured{ID: e.Sandbox.ID, OK: err == nil, Why: reasonOf(err), Hopeless: hopeless(err)})
+	t.Submit(core.Configured{ID: e.Sandbox.ID, OK: err == nil, Why: reasonOf(snapshots.Public(err)), Hopeless: hopeless(err)})
 }
 
 // expect prepares the configuration of the agent in a pod that was seen.

@@ -67,7 +67,7 @@ func (t *term) writeArchive(ctx context.Context, e core.WriteArchive) {
 		return
 	}
 	c.mu.Lock()
-	c.made, c.err = made, err
+	c.made, c.err = made, snapshots.Public(err)
 	c.mu.Unlock()
 	t.a.metrics.snapshots.WithLabelValues(doneOr(err)).Inc()
 	fields := []zap.Field{zap.String("pool", e.Sandbox.Pool.Name), zap.String("sandboxID", sandboxid.Short(e.Sandbox.ID)),
@@ -77,7 +77,7 @@ func (t *term) writeArchive(ctx context.Context, e core.WriteArchive) {
 	} else {
 		t.log.Info("snapshot made", append(fields, zap.Int64("bytes", made.Size))...)
 	}
-	t.Submit(core.ArchiveWritten{ID: e.Sandbox.ID, Token: e.Token, OK: err == nil, Why: reasonOf(err)})
+	t.Submit(core.ArchiveWritten{ID: e.Sandbox.ID, Token: e.Token, OK: err == nil, Why: reasonOf(c.err)})
 }
 
 func (t *term) snapshot(ctx context.Context, s core.Sandbox, of snapshots.Snapshot) (snapshots.Snapshot, error) {

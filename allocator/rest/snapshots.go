@@ -98,7 +98,7 @@ func (a *api) listSnapshots(w *reply, r *http.Request) error {
 	}
 	page, err := a.Snapshots.List(r.Context(), team, filter, query.Get("nextToken"), limit)
 	if err != nil {
-		return storeFailed(err)
+		return a.storeFailed(err)
 	}
 	for _, damaged := range page.Damaged {
 		a.Log.Error("a snapshot cannot be read", zap.Error(damaged))
@@ -124,21 +124,22 @@ func (a *api) deleteSnapshot(w *reply, r *http.Request) error {
 		return errNoStore()
 	}
 	if err := a.Snapshots.Delete(r.Context(), access.From(r.Context()).Team, ref); err != nil {
-		return storeFailed(err)
+		return a.storeFailed(err)
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
 // storeFailed is the answer to a call for a snapshot that has failed.
-func storeFailed(err error) error {
+func (a *api) storeFailed(err error) error {
 	switch {
 	case errors.Is(err, snapshots.ErrNotFound), errors.Is(err, snapshots.ErrInvalid):
 		return apierror.New(apierror.SnapshotNotFound, "%v", snapshots.ErrNotFound)
 	case errors.Is(err, context.Canceled):
 		return err
 	}
-	return apierror.New(apierror.SnapshotFailed, "%v", err)
+	a.Log.Error("a call to the store of snapshots has failed", zap.Error(err))
+	return apierror.New(apierror.SnapshotFailed, "%v", snapshots.Public(err))
 }
 
 // source is where a claim gets its sandboxes from: a pool, or a snapshot and its pool, which has this spec.
@@ -158,7 +159,7 @@ func (a *api) sourceOf(ctx context.Context, name string) (source, error) {
 	case errors.Is(err, snapshots.ErrInvalid), errors.Is(err, snapshots.ErrNotFound) && !strings.Contains(name, ":"):
 		return source{pool: name}, nil
 	case err != nil:
-		return source{}, storeFailed(err)
+		return source{}, a.storeFailed(err)
 	}
 	pool, ok := a.Allocator.Pool(s.Pool)
 	if !ok {

@@ -2,9 +2,10 @@ package snapshots
 
 import (
 	"errors"
+	"fmt"
 )
 
-// Errors of calls. Other errors are those of the object store, which may pass.
+// Errors of calls.
 var (
 	// ErrNotFound: the team has no such snapshot, or it is expired.
 	ErrNotFound = errors.New("there is no such snapshot")
@@ -21,4 +22,17 @@ var (
 	ErrDamaged = errors.New("damaged")
 	// ErrTimeout: the object store, or what an archive is read from, has not answered in time.
 	ErrTimeout = errors.New("no progress in time")
+	// ErrStore: the object store has failed, which may pass. The text goes on with what the store has said.
+	ErrStore = errors.New("the object store has failed, and the log of the allocators says why")
 )
+
+// Public returns err as callers may see it: without what the store has said, which can name buckets, hosts and accounts.
+func Public(err error) error {
+	if errors.Is(err, ErrStore) {
+		return ErrStore
+	}
+	return err
+}
+
+// ofStore returns an error that the store has said.
+func ofStore(err error) error { return fmt.Errorf("%w: %w", ErrStore, err) }

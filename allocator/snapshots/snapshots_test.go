@@ -413,6 +413,37 @@ func TestNoTeamTakesAllPlacesToWrite(t *testing.T) {
 	})
 }
 
+func TestCallersDoNotSeeWhatTheStoreHasSaid(t *testing.T) {
+	const said = "arn:aws:iam::123456789012:role/berth"
+	w := newS3(t)
+	s := w.open(t, large)
+	made := write(t, s, "red", "a", []byte("red"))
+	calls := map[string]func() error{
+		"get":  func() error { _, err := s.Get(t.Context(), "red", "a"); return err },
+		"list": func() error { _, err := s.List(t.Context(), "red", snapshots.Filter{}, "", 9); return err },
+		"open": func() error { _, err := s.Open(t.Context(), made); return err },
+		"write": func() error {
+			_, err := s.Write(t.Context(), named("red", "b"), 1<<30, of(make([]byte, 20<<20)))
+			return err
+		},
+		"delete": func() error { return s.Delete(t.Context(), "red", "a") },
+	}
+	for name, call := range calls {
+		w.with(func(out http.ResponseWriter, r *http.Request, next http.Handler) {
+			if name == "write" && !strings.Contains(r.URL.Path, "/archives/") {
+				next.ServeHTTP(out, r) // else it would not get to the archive
+				return
+			}
+			out.WriteHeader(http.StatusForbidden)
+			_, _ = io.WriteString(out, "<Error><Code>AccessDenied</Code><Message>"+said+"</Message></Error>")
+		})
+		err := call()
+		require.ErrorIs(t, err, snapshots.ErrStore, name)
+		require.ErrorContains(t, err, said, name)
+		require.NotContains(t, snapshots.Public(err).Error(), said, name)
+	}
+}
+
 func TestNoTeamTakesAllPlacesToRead(t *testing.T) {
 	s := newS3(t).open(t, large)
 	var open []io.Closer

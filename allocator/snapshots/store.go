@@ -141,6 +141,8 @@ func failed(ctx context.Context, what string, err error) error {
 		return err
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
+	case !errors.Is(err, ErrStore):
+		err = ofStore(err)
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }

@@ -177,7 +177,9 @@ func (u *upload) Write(p []byte) (n int, err error) {
 	case int64(len(p)) > u.limit-u.n:
 		u.err = u.over
 	default:
-		n, u.err = u.out.Write(p)
+		if n, u.err = u.out.Write(p); u.err != nil {
+			u.err = ofStore(u.err)
+		}
 		u.n += int64(n)
 		u.sum.Write(p[:n])
 		u.watch.begin()
