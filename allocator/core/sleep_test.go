@@ -389,6 +389,30 @@ func TestReleaseAndWakeEndAnArchive(t *testing.T) {
 	}
 }
 
+// An archive can take long, and each of these callers has a fact written when the sandbox runs again.
+func TestFewCallersWaitForOneSandboxToWake(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	s.unchecked = true
+	s.step(Archive{Token: 7, Scope: everyTeam, ID: sb.ID})
+	s.pass(window)
+	s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
+	w := one[WriteArchive](s)
+	const most = 1000
+	for i := range uint64(most) {
+		s.step(SetTimeout{Token: 10 + i, Scope: everyTeam, ID: sb.ID, Lifetime: time.Hour, Extend: true, Wake: true})
+		none[SandboxCallAnswered](s)
+	}
+	s.step(SetTimeout{Token: 9, Scope: everyTeam, ID: sb.ID, Lifetime: time.Hour, Extend: true, Wake: true})
+	if a := one[SandboxCallAnswered](s); a.Token != 9 || a.Status != CallNotReady {
+		t.Errorf("%+v", a)
+	}
+	s.step(ArchiveWritten{ID: sb.ID, Token: w.Token, OK: true})
+	s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, OK: true})
+	if n := len(of[SandboxCallAnswered](s.effects)); n != most+1 {
+		t.Errorf("%d calls were answered", n)
+	}
+}
+
 func TestArchiveThatEndsDuringAReleaseWakesNothing(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{})
 	s.step(Archive{Token: 7, Scope: everyTeam, ID: sb.ID})

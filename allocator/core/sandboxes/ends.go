@@ -138,6 +138,9 @@ func (t *Table) SetTimeout(token uint64, scope step.Scope, id string, lifetime t
 	switch {
 	case sb == nil:
 		return
+	case sb.Sleeps() && len(sb.sleep.wakers) >= maxWakers:
+		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallNotReady, Sandbox: sb.Sandbox})
+		return
 	case sb.Sleeps():
 		t.wakeFor(sb, token, lifetime)
 		return

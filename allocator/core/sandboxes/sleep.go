@@ -17,6 +17,8 @@ const (
 	freezeTries = 3
 	// tryAgain is the pause before a sandbox that has come to its end tries to fall asleep again.
 	tryAgain = 10 * time.Second
+	// maxWakers bounds the callers that wait for one sandbox to wake. Some may be gone, and each can have a fact written.
+	maxWakers = 1000
 )
 
 // Why a sandbox falls asleep.
