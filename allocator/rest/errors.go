@@ -56,7 +56,7 @@ func notLive(id string, status core.CallStatus) error {
 	case core.CallAsleep:
 		return about(id, apierror.SandboxState, "this sandbox is asleep, or about to be; wake it with POST /sandboxes/{id}/connect")
 	case core.CallNotReady:
-		return about(id, apierror.SandboxBusy, "this sandbox cannot fall asleep now; try again")
+		return about(id, apierror.SandboxBusy, "this sandbox is being archived, or cannot fall asleep now; try again")
 	case core.CallRefused:
 		return about(id, apierror.SleepFailed, "this sandbox did not fall asleep, and runs")
 	case core.CallUnfit:
