@@ -62,7 +62,7 @@ var profiles = []profile{
 	}},
 	{name: "sleep and trouble", only: true, often: []string{
 		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work",
-		"sleep", "sleep", "wake", "request for a sleeper", "request for a sleeper", "write", "write", "write well", "write well", "journal", "journal well",
+		"sleep", "sleep", "wake", "archive", "archive", "request for a sleeper", "request for a sleeper", "write", "write", "write well", "write well", "journal", "journal well",
 		"to router", "from router", "router acks", "router looks", "router pings", "router joins", "router breaks off", "router dies", "dead router found", "a request ends", "release",
 		"time passes", "time passes", "a moment passes", "a moment passes", "long time passes", "leader changes", "old leader works", "pod restarts", "stray",
 	}},
@@ -89,7 +89,7 @@ func TestCoreAndJournalKeepTheirGuaranteesInAnyHistory(t *testing.T) {
 		least /= 10 // rapid makes a fifth of the histories then
 	}
 	t.Cleanup(func() {
-		t.Logf("%d steps, %d sandboxes released for being idle", steps.Load(), verdicts.Load())
+		t.Logf("%d steps, %d sandboxes released for being idle, %d asleep, %d woken, %d archives", steps.Load(), verdicts.Load(), sleeps.Load(), wakes.Load(), archives.Load())
 		if asked := flag.Lookup("rapid.checks"); asked.Value.String() == asked.DefValue && int(worlds.Load()) == len(profiles) && !t.Failed() && steps.Load() < least {
 			t.Errorf("%d steps, expected %d at least", steps.Load(), least)
 		}
