@@ -244,7 +244,7 @@ func (a *Allocator) Serving() context.Context { return a.serving }
 func (a *Allocator) Answering() context.Context { return a.answering }
 
 // closeWait bounds the wait of Close. A commit takes milliseconds, and on a busy API server seconds. The configuration of an
-// agent takes configureWait at most.
+// agent takes configureWait at most. A snapshot and its restore may take longer: those calls are not waited for.
 const closeWait = 5 * time.Second
 
 // Close ends the work of this replica for the API, because it is shutting down. Streams end. No call begins in its term

@@ -50,23 +50,23 @@ func (o *Options) check() error {
 		return err
 	}
 	if err := CheckPaths(o.Paths); err != nil {
-		return fmt.Errorf("archive.Options.%w", err)
+		return fmt.Errorf("archive.Options.Paths%w", err)
 	}
 	return nil
 }
 
-// CheckPaths returns an error that names the first of some paths that is not allowed, as "paths[0]".
+// CheckPaths returns an error if some paths are not allowed. It goes on behind the name of their field: "[0]: ...".
 func CheckPaths(paths []string) error {
 	if len(paths) > maxPaths {
-		return fmt.Errorf("paths: %d: name %d at most", len(paths), maxPaths)
+		return fmt.Errorf(": %d paths: name %d at most", len(paths), maxPaths)
 	}
 	for i, p := range paths {
 		if err := checkPath(p); err != nil {
-			return fmt.Errorf("paths[%d]: %w", i, err)
+			return fmt.Errorf("[%d]: %w", i, err)
 		}
 		for j, other := range paths {
 			if i != j && strings.HasPrefix(p+"/", other+"/") {
-				return fmt.Errorf("paths[%d]: %w: %q is in %q: leave it out", i, ErrNotAllowed, p, other)
+				return fmt.Errorf("[%d]: %w: %q is in %q: leave it out", i, ErrNotAllowed, p, other)
 			}
 		}
 	}

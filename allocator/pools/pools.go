@@ -224,7 +224,7 @@ func checkSnapshot(pool *v1alpha1.SandboxPool) error {
 	}
 	paths, _, _ := pool.Spec.Snapshots()
 	if err := archive.CheckPaths(paths); err != nil {
-		return fmt.Errorf("spec.snapshot.%w", err)
+		return fmt.Errorf("spec.snapshot.paths%w", err)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -92,6 +94,37 @@ func TestPortsReachTheCoreInOrder(t *testing.T) {
 	require.Equal(t, []uint16{80, 8080, 65535}, seen[0].Ports)
 	require.Empty(t, seen[1].Ports)
 	require.EqualValues(t, 8080, seen[1].DefaultPort)
+}
+
+func TestPoolWithWrongSnapshotBoundsIsRefused(t *testing.T) {
+	small := resource.MustParse("1000")
+	wrong := map[string]*v1alpha1.PoolSnapshot{
+		"":                             nil,
+		"spec.snapshot.paths[0]: ":     {Paths: []string{"home"}},
+		"spec.snapshot.paths[1]: ":     {Paths: []string{"/a", "/proc/1"}},
+		"spec.snapshot.maxBytes: 1k: ": {MaxBytes: &small},
+	}
+	var list v1alpha1.SandboxPoolList
+	fields := slices.Sorted(maps.Keys(wrong))
+	for i, field := range fields {
+		pool := stack.DemoPool("default", fmt.Sprintf("keeps-%d", i), 1)
+		pool.Spec.Snapshot = wrong[field]
+		list.Items = append(list.Items, *pool)
+	}
+	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(list)
+	}))
+	defer apiServer.Close()
+	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
+	require.NoError(t, err)
+	seen, _, err := newPools(t, clients, func(core.Event) {}).List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, seen, len(fields))
+	for i, field := range fields {
+		require.Contains(t, seen[i].Refused, field)
+		require.Equal(t, field != "", strings.Contains(seen[i].Refused, "spec.snapshot"), seen[i].Refused)
+	}
 }
 
 func TestPoolThatCannotSleepIsRefusedOnlyIfItAsks(t *testing.T) {

@@ -28,7 +28,7 @@ func data(size int) []byte {
 func TestSnapshotIsReadAsItWasWritten(t *testing.T) {
 	each(t, func(t *testing.T, w *world) {
 		s := w.open(t, large)
-		for name, size := range map[string]int{"empty": 0, "small:v1": 100, "parts": 20 << 20} {
+		for name, size := range map[string]int{"one": 1, "small:v1": 100, "parts": 20 << 20} {
 			made := write(t, s, "red", name, data(size))
 			require.WithinDuration(t, time.Now(), made.CreatedAt, time.Minute)
 			found, err := s.Get(t.Context(), "red", name)
@@ -166,6 +166,15 @@ func TestReferencesAreOfTheCallersTeam(t *testing.T) {
 	name, _, err := snapshots.ParseRef("", snapshots.NewName())
 	require.NoError(t, err)
 	require.Len(t, name, 20)
+}
+
+func TestArchiveWithoutBytesIsNoSnapshot(t *testing.T) {
+	each(t, func(t *testing.T, w *world) {
+		_, err := w.open(t, large).Write(t.Context(), snapshots.Snapshot{Name: "a", Tag: "b", Pool: "p", SandboxID: "s"}, 1<<20,
+			func(context.Context, io.Writer) (snapshots.Contents, error) { return snapshots.Contents{}, nil })
+		require.ErrorIs(t, err, snapshots.ErrInvalid)
+		require.Empty(t, w.keys(t))
+	})
 }
 
 // Invariant: P32

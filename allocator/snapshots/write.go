@@ -148,6 +148,9 @@ func (s *Store) upload(
 	if in.err != nil {
 		err = in.err // write may have passed over it
 	}
+	if err == nil && in.n == 0 {
+		err = fmt.Errorf("the archive: %w: it has no bytes", ErrInvalid)
+	}
 	if err != nil {
 		stop(err) // so that Close leaves no object
 	}
