@@ -38,7 +38,7 @@ func TestSnapshotIsReadAsItWasWritten(t *testing.T) {
 			require.Equal(t, map[string]int{"socket": 2}, found.LeftOut)
 			requireArchive(t, s, found, data(size))
 		}
-		require.Equal(t, []string{"empty:default", "parts:default", "small:v1"}, refs(t, s, "red"))
+		require.Equal(t, []string{"one:default", "parts:default", "small:v1"}, refs(t, s, "red"))
 	})
 }
 
