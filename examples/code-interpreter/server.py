@@ -32,7 +32,7 @@ MAX_OUTPUT = 8 << 20  # bytes that one run prints, and bytes of its results. The
 MAX_ERROR = 1 << 20  # characters of a traceback, and of the text of an error
 START = 60  # seconds in which a kernel starts
 AGENT = 5  # seconds in which the agent answers
-INTERRUPT = 5  # seconds from an interrupt to the end of the run. After them the kernel is ended
+INTERRUPT = 15  # seconds from an interrupt to the end of the run. After them the kernel is ended
 SILENCE = 1  # seconds without a message of a kernel. After them it is asked whether it lives
 
 FIELDS = {
