@@ -12,9 +12,9 @@ const (
 	ArchivePath = "/archive"
 	// RestorePath is that of the call that takes one to restore.
 	RestorePath = "/restore"
-	// SummaryTrailer is the trailer behind a whole archive: a Summary as JSON. FailureTrailer is the one behind an
-	// archive that is not whole: a Reason.
+	// SummaryTrailer is the trailer behind a whole archive: a Summary as JSON.
 	SummaryTrailer = "Berth-Summary"
+	// FailureTrailer is the one behind an archive that is not whole: a Reason.
 	FailureTrailer = "Berth-Error"
 	// MaxSummary bounds a Summary as JSON, in bytes.
 	MaxSummary = 8 << 10
