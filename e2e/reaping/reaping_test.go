@@ -82,7 +82,7 @@ func tooFew(v history.Tally) (lacking []string) {
 	least("reaps while nothing was wrong", v[history.Reaps][history.Quiet], *reapsFlag/5)
 	least("requests near a deadline", v.Total(history.NearDeadline), nearLeast())
 	least("requests near a deadline that were answered", v[history.NearDeadline][history.Answered], nearLeast()/2)
-	least("requests at the moment of a release", v.Total(history.NearReap), *reapsFlag/10)
+	least("requests at the moment of a release", v.Total(history.NearReap), *reapsFlag/20)
 	least("requests for longer than the idle timeout", v.Total(history.LongUses), *reapsFlag/5)
 	least("keep-alives", v.Total(history.KeepAlives), 50)
 	for _, what := range kinds() {
@@ -100,7 +100,7 @@ func TestRunInWhichTooLittleHappensFails(t *testing.T) {
 	full := func() history.Tally {
 		v := history.Tally{
 			history.Reaps:        {history.Troubled: *reapsFlag / 2, history.Quiet: *reapsFlag / 2},
-			history.NearDeadline: {history.Answered: nearLeast()}, history.NearReap: {"": *reapsFlag / 10},
+			history.NearDeadline: {history.Answered: nearLeast()}, history.NearReap: {"": *reapsFlag / 20},
 			history.LongUses: {"": *reapsFlag / 5}, history.KeepAlives: {"": 50}, history.Receipts: {}, history.Faults: {},
 		}
 		for _, what := range kinds() {
