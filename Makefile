@@ -94,7 +94,7 @@ test-long: ground
 	go test ./extproc/wire -run '^$$' -fuzz FuzzAdmission -fuzztime 2m
 	go test ./extproc/h2 -run '^$$' -fuzz FuzzConnection -fuzztime 5m
 	go test ./extproc/h2 -run '^$$' -fuzz FuzzBothServers -fuzztime 5m
-	go test ./allocator/core -count=1 -timeout 90m -run AnyHistory -rapid.checks=3000
+	go test ./allocator/core -count=1 -timeout 90m -run AnyHistory -rapid.checks=6000
 	go test ./routecache -count=1 -timeout 30m -rapid.checks=20000
 	go test ./envoy -count=1 -timeout 20m -run TestThousandsOfWebSocketsStayOpen -envoy.websockets=5m
 	$(MAKE) --no-print-directory envoy-gateway

@@ -96,6 +96,21 @@ func TestPortsReachTheCoreInOrder(t *testing.T) {
 	require.EqualValues(t, 8080, seen[1].DefaultPort)
 }
 
+// listed returns what the core gets of pools that an API server lists.
+func listed(t *testing.T, list v1alpha1.SandboxPoolList) []core.Pool {
+	t.Helper()
+	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(list)
+	}))
+	t.Cleanup(apiServer.Close)
+	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
+	require.NoError(t, err)
+	seen, _, err := newPools(t, clients, func(core.Event) {}).List(t.Context())
+	require.NoError(t, err)
+	return seen
+}
+
 func TestPoolWithWrongSnapshotBoundsIsRefused(t *testing.T) {
 	small := resource.MustParse("1000")
 	wrong := map[string]*v1alpha1.PoolSnapshot{
@@ -111,15 +126,7 @@ func TestPoolWithWrongSnapshotBoundsIsRefused(t *testing.T) {
 		pool.Spec.Snapshot = wrong[field]
 		list.Items = append(list.Items, *pool)
 	}
-	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(list)
-	}))
-	defer apiServer.Close()
-	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
-	require.NoError(t, err)
-	seen, _, err := newPools(t, clients, func(core.Event) {}).List(t.Context())
-	require.NoError(t, err)
+	seen := listed(t, list)
 	require.Len(t, seen, len(fields))
 	for i, field := range fields {
 		require.Contains(t, seen[i].Refused, field)
@@ -140,15 +147,7 @@ func TestPoolThatCannotSleepIsRefusedOnlyIfItAsks(t *testing.T) {
 		}
 		list.Items = append(list.Items, *pool)
 	}
-	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(list)
-	}))
-	defer apiServer.Close()
-	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
-	require.NoError(t, err)
-	seen, _, err := newPools(t, clients, func(core.Event) {}).List(t.Context())
-	require.NoError(t, err)
+	seen := listed(t, list)
 	require.Len(t, seen, len(asks))
 	for i, field := range []string{"", "spec.onIdle: Sleep: ", "spec.onTimeout: Sleep: ", ""} {
 		const at = "spec.template.spec.containers[0].livenessProbe: "

@@ -134,9 +134,7 @@ func (t *Table) released(sb *Sandbox, f *fact.SandboxFact, at time.Duration) {
 	if sb.Sleeps() {
 		s := t.awake(sb)
 		t.answer(s.sleepers, step.CallGone, sb, "")
-		if s.archive != nil {
-			t.answer([]uint64{s.archive.token}, step.CallGone, sb, "")
-		}
+		t.answerArchive(s.archive, step.CallGone, sb, "")
 		for _, w := range s.wakers {
 			t.answer([]uint64{w.token}, step.CallGone, sb, "")
 		}

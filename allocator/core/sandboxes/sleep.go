@@ -155,17 +155,22 @@ func (t *Table) ArchiveWritten(id string, token uint64, ok bool, why string) {
 		return
 	}
 	sb.sleep.archive = nil
-	t.answerArchive(a, sb)
+	t.archiveEnded(a, sb)
+}
+
+// archiveEnded answers the caller of Archive, if there is one, with what came of the archive.
+func (t *Table) archiveEnded(a *archive, sb *Sandbox) {
+	if a != nil && a.written {
+		t.answerArchive(a, step.CallOK, sb, "")
+	} else if a != nil {
+		t.answerArchive(a, step.CallRefused, sb, cmp.Or(a.why, "it woke meanwhile"))
+	}
 }
 
 // answerArchive answers the caller of Archive, if there is one.
-func (t *Table) answerArchive(a *archive, sb *Sandbox) {
-	switch {
-	case a == nil:
-	case a.written:
-		t.answer([]uint64{a.token}, step.CallOK, sb, "")
-	default:
-		t.answer([]uint64{a.token}, step.CallRefused, sb, cmp.Or(a.why, "it woke meanwhile"))
+func (t *Table) answerArchive(a *archive, status step.CallStatus, sb *Sandbox, why string) {
+	if a != nil {
+		t.answer([]uint64{a.token}, status, sb, why)
 	}
 }
 
@@ -176,9 +181,7 @@ func (t *Table) Open(sb *Sandbox, why string) {
 	t.markRunning(sb, t.Now.Boot, activity.Unknown)
 	t.schedule(sb)
 	t.answer(s.sleepers, step.CallNotReady, sb, why)
-	if s.archive != nil {
-		t.answer([]uint64{s.archive.token}, step.CallNotReady, sb, why)
-	}
+	t.answerArchive(s.archive, step.CallNotReady, sb, why)
 	t.answerWakers(s.wakers, sb)
 	t.Notify(Routed{sb})
 }
@@ -342,7 +345,7 @@ func (t *Table) Thawed(id string, revision fact.Revision, ok bool, why string) {
 	if s.archive != nil && s.failed != "" {
 		s.archive.why = s.failed
 	}
-	t.answerArchive(s.archive, sb)
+	t.archiveEnded(s.archive, sb)
 	t.answerWakers(s.wakers, sb)
 	t.answer(s.sleepers, step.CallRefused, sb, s.failed)
 }
