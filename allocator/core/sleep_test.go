@@ -413,6 +413,7 @@ func TestFewCallersWaitForOneSandboxToWake(t *testing.T) {
 	}
 }
 
+// Invariant: P31
 func TestArchiveThatEndsDuringAReleaseWakesNothing(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{})
 	s.step(Archive{Token: 7, Scope: everyTeam, ID: sb.ID})
