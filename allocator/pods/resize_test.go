@@ -1,7 +1,9 @@
 package pods_test
 
 import (
+	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -110,13 +112,31 @@ func TestRefusedLoweringIsLeftAndRefusedRaiseRepeated(t *testing.T) {
 	f.pool.Spec.Template.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: cpu("500m")}
 	require.NoError(t, f.writer.Create(t.Context(), f.pool, core.CreatePod{Name: "p"}))
 	seen := f.sink.take()[0].(core.PodSeen).Pod
-	_, err := f.clients.Kubernetes.CoreV1().LimitRanges("default").Create(t.Context(), &corev1.LimitRange{
+	ranges := f.clients.Kubernetes.CoreV1().LimitRanges("default")
+	_, err := ranges.Create(t.Context(), &corev1.LimitRange{
 		ObjectMeta: metav1.ObjectMeta{Name: "cpu"},
 		Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{{
 			Type: corev1.LimitTypePod, Min: cpu("100m"), Max: cpu("1"),
 		}}},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
+	// The API server learns of a change of it a moment later.
+	awaitLimits := func(ctx context.Context, forbidden bool) {
+		require.Eventually(t, func() bool {
+			_, err := f.clients.Kubernetes.CoreV1().Pods("default").Create(ctx, &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: "probe"},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+			}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			return forbidden == apierrors.IsForbidden(err)
+		}, time.Minute, 10*time.Millisecond)
+	}
+	awaitLimits(t.Context(), true)
+	t.Cleanup(func() { // for the tests that follow
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.NoError(t, ranges.Delete(ctx, "cpu", metav1.DeleteOptions{}))
+		awaitLimits(ctx, false)
+	})
 	for _, lower := range []bool{true, false} {
 		e := core.ResizePod{Pod: seen.Key, Version: seen.Version, Lower: lower, CPURequest: "2"}
 		err := f.writer.Resize(t.Context(), e)
