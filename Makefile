@@ -14,8 +14,9 @@ PREVIOUS := 84205fc
 # These judge a whole Berth. All but e2e judge it while its parts are killed: two of those at one
 # time would keep one another from making progress. e2e runs tests in parallel by itself.
 SUITES := ./e2e ./e2e/chaos ./e2e/reaping ./e2e/soak
-# The core has one goroutine. The race detector would find nothing and make it slow.
+# What these test starts no goroutine. The race detector would find nothing and make them slow.
 CORE := ./allocator/core
+SEQUENTIAL := $(CORE) ./charts ./tools/docs ./tools/images ./tools/mutate
 tool = go tool -modfile=tools/$(1).mod
 
 ## help: list the targets
@@ -43,15 +44,15 @@ ground: build
 .PHONY: test
 test: ground
 	@[ -n "$(RACE)" ] || echo "no C compiler: the race detector is off"
-	@$(MAKE) --no-print-directory -j2 -k test-suites test-core test-memory test-monitoring test-packages
+	@$(MAKE) --no-print-directory -j2 -k test-suites test-sequential test-memory test-monitoring test-packages
 
 # The suites wait for half of their time. The others use the rest of it, at the lowest priority.
 # The suites build the programs that they judge. The test cache does not know that, so they run always.
-.PHONY: test-suites test-core test-memory test-monitoring test-packages
+.PHONY: test-suites test-sequential test-memory test-monitoring test-packages
 test-suites:
 	go test $(RACE) $(TEST_FLAGS) -count=1 -p 1 $(SUITES)
-test-core:
-	nice -n 19 go test $(TEST_FLAGS) $(CORE)
+test-sequential:
+	nice -n 19 go test $(TEST_FLAGS) $(SEQUENTIAL)
 # The race detector multiplies what this test measures, so it has none.
 test-memory:
 	nice -n 19 go test $(TEST_FLAGS) ./allocator -run '^TestFullJournalTakeoverNeedsHalfTheMemory$$'
@@ -60,7 +61,7 @@ test-memory:
 test-monitoring:
 	cd tools/monitoring && nice -n 19 go test $(TEST_FLAGS) -count=1 ./...
 test-packages:
-	nice -n 19 go test $(RACE) $(TEST_FLAGS) -p 3 $$(go list ./... | grep -v -x -F "$$(go list $(SUITES) $(CORE))")
+	nice -n 19 go test $(RACE) $(TEST_FLAGS) -p 3 $$(go list ./... | grep -v -x -F "$$(go list $(SUITES) $(SEQUENTIAL))")
 
 ## test-short: the tests that need no real parts, in seconds
 .PHONY: test-short
