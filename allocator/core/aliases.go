@@ -38,6 +38,7 @@ const (
 	FallingAsleep = fact.FallingAsleep
 	Asleep        = fact.Asleep
 	Waking        = fact.Waking
+	Stopped       = fact.Stopped
 	Releasing     = fact.Releasing
 	Released      = fact.Released
 	Ended         = fact.Ended
@@ -93,6 +94,7 @@ type (
 	StartSandbox        = step.StartSandbox
 	Freeze              = step.Freeze
 	WriteArchive        = step.WriteArchive
+	DropArchives        = step.DropArchives
 	Thaw                = step.Thaw
 	SendClose           = step.SendClose
 	SandboxAsleep       = step.SandboxAsleep

@@ -74,12 +74,14 @@ type (
 		OK       bool
 		Why      string
 	}
-	// ArchiveWritten is the outcome of a WriteArchive. Why is as in Started.
+	// ArchiveWritten is the outcome of a WriteArchive. Why is as in Started. Archive names what was written of a sandbox
+	// that is to be stopped.
 	ArchiveWritten struct {
-		ID    string
-		Token uint64
-		OK    bool
-		Why   string
+		ID      string
+		Token   uint64
+		OK      bool
+		Why     string
+		Archive string
 	}
 	// Pressure: journaled changes reach the Sandbox objects too slowly, or not at all. While it is
 	// on, new claims are refused.
@@ -139,11 +141,13 @@ type (
 		Extend   bool
 		Wake     bool
 	}
-	// Sleep has a sandbox fall asleep. A Token other than 0 comes back in SandboxCallAnswered when it is asleep.
+	// Sleep has a sandbox fall asleep. A Token other than 0 comes back in SandboxCallAnswered when it is asleep. Stop has
+	// it stopped then; so it is with one that is asleep.
 	Sleep struct {
 		Token uint64
 		Scope Scope
 		ID    string
+		Stop  bool
 	}
 	// Archive has the files of a sandbox archived while its processes are stopped. One that runs does so afterwards.
 	// SandboxCallAnswered answers it. The core passes the Values to WriteArchive.

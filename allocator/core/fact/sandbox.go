@@ -60,8 +60,12 @@ type Binding struct {
 }
 
 // SleepPolicy says when a sandbox falls asleep instead of being released: WhenIdle after its IdleTimeout, AtEnd at its
-// EndAt. WakeOnTraffic: a request wakes it, whatever it fell asleep for.
-type SleepPolicy struct{ WhenIdle, AtEnd, WakeOnTraffic bool }
+// EndAt. WakeOnTraffic: a request wakes it, whatever it fell asleep for. StopAfter is how long it is asleep until it is
+// stopped; 0: it is not.
+type SleepPolicy struct {
+	WhenIdle, AtEnd, WakeOnTraffic bool
+	StopAfter                      time.Duration
+}
 
 // InternalKeys begin the idempotency keys that replicas give to claims without one, so that they can repeat such a claim
 // at the next leader. Such a key holds until the release of the sandbox. Otherwise the claim counts as one without a key.
@@ -125,6 +129,8 @@ const (
 	Asleep
 	// Waking: its processes may be stopped, and are continued.
 	Waking
+	// Stopped: its files are in its Archive. Its pod serves it no more, and is deleted.
+	Stopped
 	// Releasing: as before, but its release is on its way into the journal.
 	Releasing
 	Released
@@ -145,9 +151,13 @@ type Sandbox struct {
 	Phase    Phase
 	// StartedAt is when it began to run; zero: it has not.
 	StartedAt time.Time
-	// AsleepAt is when it fell asleep; zero: it is awake. Wakeable: a request may wake it.
+	// AsleepAt is when it fell asleep, also if it was stopped since; zero: it is awake. Wakeable: a request may wake it.
 	AsleepAt time.Time
 	Wakeable bool
+	// Incarnation is how often it was stopped before it got its pod. Archive names the files that it is to get, or that
+	// its pod was given; empty: it was never stopped.
+	Incarnation int
+	Archive     string
 	// Cause and ReleasedAt are set from Released on.
 	Cause
 	ReleasedAt time.Time

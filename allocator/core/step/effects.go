@@ -59,8 +59,8 @@ type (
 		Lower      bool
 		CPURequest string
 	}
-	// Configure has the agent in the pod of a sandbox configured, with the Values of the claim.
-	// Configured answers it. Ask: a leader of an earlier term may have done that, and the agent is asked
+	// Configure has the agent in the pod of a sandbox configured, with the Values of the claim. One that was stopped has
+	// an Archive: the agent is given its files and its earlier configuration. Configured answers it. Ask: a leader of an earlier term may have done that, and the agent is asked
 	// whether it is so.
 	Configure struct {
 		Sandbox fact.Sandbox
@@ -76,12 +76,15 @@ type (
 	// Thaw has the agent continue all processes. Thawed answers it.
 	Thaw struct{ Sandbox fact.Sandbox }
 	// WriteArchive has the files of a sandbox archived, whose processes are stopped. The Values are those of its call.
-	// ArchiveWritten answers it, with its Token.
+	// ArchiveWritten answers it, with its Token. Token 0: the sandbox is to be stopped. The archive then has its
+	// configuration too, sealed, and there are no Values.
 	WriteArchive struct {
 		Token   uint64
 		Sandbox fact.Sandbox
 		Values  Values
 	}
+	// DropArchives deletes the archives of a sandbox for its stops but that which it names.
+	DropArchives struct{ Sandbox fact.Sandbox }
 	// StartSandbox calls the pool's postStart hook. Started answers it.
 	StartSandbox struct{ Sandbox fact.Sandbox }
 	// WriteObject writes the Sandbox object. ObjectWritten answers it. Only the latest of several for one
@@ -381,6 +384,7 @@ func (StartSandbox) effect()        {}
 func (Freeze) effect()              {}
 func (Thaw) effect()                {}
 func (WriteArchive) effect()        {}
+func (DropArchives) effect()        {}
 func (SendClose) effect()           {}
 func (SandboxAsleep) effect()       {}
 func (SandboxAwake) effect()        {}
