@@ -149,7 +149,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case Archive:
 		c.archive(ev)
 	case ArchiveWritten:
-		c.sandboxes.ArchiveWritten(ev.ID, ev.Token, ev.OK, ev.Why)
+		c.sandboxes.ArchiveWritten(ev.ID, ev.Token, ev.Order, ev.OK, ev.Why, ev.Archive)
 	case Pressure:
 		c.claims.Pressure(ev.On)
 	case TeamLimits:
@@ -265,6 +265,8 @@ func (c *Core) heedSandboxes(n sandboxes.Notice) {
 		c.routers.sendRoute(n.Sandbox)
 	case sandboxes.Turned:
 		c.resize(c.pods.Get(n.Sandbox.Pod), n.Sandbox)
+	case sandboxes.Rising:
+		c.claims.Revive(n.Sandbox)
 	case sandboxes.Released:
 		c.closings.Drop(n.Sandbox.ID)
 		c.claims.Released(n.Sandbox)
@@ -297,7 +299,7 @@ func (c *Core) podSeen(seen Pod) {
 	from := pods.Origin{Pool: PoolKey{Namespace: seen.Key.Namespace, Name: seen.Pool}}
 	sb := c.sandboxes.Of(seen.Key)
 	if sb != nil {
-		from.Sandbox, from.Released = sb.ID, sb.Over()
+		from.Sandbox, from.Released = sb.ID, sb.Over() || !sb.HasPod()
 		if seen.Pool == "" {
 			from.Pool = sb.Pool
 		}
@@ -314,9 +316,10 @@ func (c *Core) podSeen(seen Pod) {
 	if sb == nil {
 		return
 	}
-	if c.sandboxes.Found(sb, p); sb.Over() {
+	switch c.sandboxes.Found(sb, p); {
+	case sb.Over():
 		c.startFence(sb)
-	} else {
+	case sb.HasPod():
 		c.routers.sendRoute(sb)
 	}
 }

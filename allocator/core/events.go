@@ -75,10 +75,11 @@ type (
 		Why      string
 	}
 	// ArchiveWritten is the outcome of a WriteArchive. Why is as in Started. Archive names what was written of a sandbox
-	// that is to be stopped.
+	// that is to be stopped, and Order is the revision that it had in the WriteArchive.
 	ArchiveWritten struct {
 		ID      string
 		Token   uint64
+		Order   Revision
 		OK      bool
 		Why     string
 		Archive string

@@ -61,7 +61,7 @@ func (c *Core) advanceFences() {
 			continue
 		}
 		c.pods.Fenced(id)
-		if p := c.pods.Get(sb.Pod); p != nil {
+		if p := c.pods.Get(sb.Pod); p != nil && sb.HasPod() {
 			c.pods.Finish(p, c.recycles(p, sb))
 		}
 		for _, d := range sb.Conflicts() {

@@ -29,6 +29,9 @@ func (c *Core) fallAsleep(ev Sleep) {
 		e.Status = CallGone
 	case sb.Archived():
 		e.Why = "its files are being archived"
+	case ev.Stop && sb.CanStop():
+		c.sandboxes.Stop(sb, ev.Token)
+		return
 	case closing && why != sandboxes.Called:
 		c.sandboxes.JoinSleep(sb, ev.Token)
 		return
@@ -39,7 +42,12 @@ func (c *Core) fallAsleep(ev Sleep) {
 	case !c.sandboxes.CanSleep(sb):
 		e.Why = "it does not run yet"
 	default:
-		if e.Why = c.cannotClose(); e.Why == "" {
+		switch e.Why = c.cannotClose(); {
+		case e.Why != "":
+		case ev.Stop:
+			c.sandboxes.CloseToStop(sb, ev.Token)
+			return
+		default:
 			c.sandboxes.Close(sb, sandboxes.Called, ev.Token)
 			return
 		}
@@ -59,6 +67,8 @@ func (c *Core) archive(ev Archive) {
 		e.Status = CallUnknown
 	case !sb.Lives():
 		e.Status = CallGone
+	case !sb.HasPod():
+		e.Status = CallAsleep
 	case sb.CanArchive():
 		c.sandboxes.Archive(sb, ev.Token, ev.Values)
 		return

@@ -223,7 +223,7 @@ func (v View) Load() Load {
 
 func (v View) deferred(sb *sandboxes.Sandbox) bool {
 	p := v.c.pods.Get(sb.Pod)
-	return p != nil && p.Seen().Deferred && sb.Phase != fact.Asleep
+	return p != nil && p.Seen().Deferred && sb.HasPod() && sb.Phase != fact.Asleep
 }
 
 // Running returns all sandboxes whose routes routers may receive, in no order.

@@ -172,6 +172,10 @@ func (g *Guard) checkFact(f core.Fact) []Violation {
 	_, retired := g.retired[pod]
 	what := ""
 	switch {
+	case sb != nil && sb.stopped && s.Incarnation > sb.incarnation && g.pods[pod] == nil && !retired:
+		g.bind(&s.Sandbox)
+	case sb != nil && s.Phase == core.Stopped && sb.sent:
+		what = "it is stopped, and routers may have its route"
 	case sb != nil && (sb.pod != pod || sb.ip != s.IP):
 		what = "the ID is bound to another pod or address"
 	case sb != nil && sb.released && s.Phase != core.Released:
@@ -205,7 +209,7 @@ func (g *Guard) checkPod(key core.PodKey) []Violation {
 			return nil
 		}
 	}
-	if g.complete(sb) {
+	if sb.stopped || g.complete(sb) {
 		return nil
 	}
 	return g.violation(PodFenced, subject, "the fence of its sandbox is not complete", sb.pool, sb)
@@ -253,9 +257,11 @@ func (g *Guard) checkSnapshot(e core.SendSnapshot) (instead core.Effect, all []V
 	stays := map[string]bool{} // routes to released sandboxes
 	for i := range e.Routes {
 		sb, v := g.servable(&e.Routes[i])
-		if all = append(all, v...); len(v) == 0 && sb.released {
+		if all = append(all, v...); len(v) == 0 {
 			g.routed(id, sb)
-			stays[sb.id] = true
+			if sb.released {
+				stays[sb.id] = true
+			}
 		}
 	}
 	var over []string
@@ -287,7 +293,7 @@ func (g *Guard) known(s *core.Sandbox, running bool) (*sandbox, []Violation) {
 // servable checks that the route of a sandbox may be sent: its start is durable, and its processes run.
 func (g *Guard) servable(s *core.Sandbox) (*sandbox, []Violation) {
 	sb, all := g.known(s, true)
-	if len(all) == 0 && sb.asleep != (core.Revision{}) && !sb.thawed {
+	if len(all) == 0 && (sb.stopped || sb.asleep != (core.Revision{}) && !sb.thawed) {
 		return nil, g.violation(RouteAwake, "sandbox "+sandboxid.Short(s.ID), "its route is sent, and its processes may be stopped", s.Pool, sb)
 	}
 	return sb, all

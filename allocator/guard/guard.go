@@ -39,7 +39,11 @@ type sandbox struct {
 	// thawed: its agent has obeyed an order of that revision.
 	asleep core.Revision
 	thawed bool
-	fence  *fence // while released and not fenced
+	// stopped: the newest durable fact says that no pod serves it. Its next pod has a higher incarnation. sent: routers may
+	// have its route, because it was sent since it was asleep last.
+	stopped, sent bool
+	incarnation   int
+	fence         *fence // while released and not fenced
 }
 
 // fence is what the release of a sandbox waits for.
@@ -86,7 +90,7 @@ func New(window time.Duration) *Guard {
 // Recover makes the state known that the core recovers from. It is called once, before Step.
 func (g *Guard) Recover(now time.Duration, st core.State) {
 	g.now = now
-	latest := make(map[string]*core.Sandbox, len(st.Objects))
+	latest, ungranted := make(map[string]*core.Sandbox, len(st.Objects)), map[string]bool{}
 	for i := range st.Objects {
 		latest[st.Objects[i].ID] = &st.Objects[i]
 	}
@@ -94,7 +98,7 @@ func (g *Guard) Recover(now time.Duration, st core.State) {
 		switch s := f.Subject.(type) {
 		case *core.SandboxFact: // the higher revision counts
 			if shown := latest[s.ID]; shown == nil || shown.Revision.Less(f.Revision) {
-				latest[s.ID] = &s.Sandbox
+				latest[s.ID], ungranted[s.ID] = &s.Sandbox, s.Ungranted > 0
 			}
 		default:
 			g.durable(f)
@@ -106,6 +110,7 @@ func (g *Guard) Recover(now time.Duration, st core.State) {
 	for _, s := range latest {
 		sb := g.bind(s)
 		sb.durable, sb.running = true, s.Phase != core.Starting
+		sb.sent = s.Phase == core.Running && !ungranted[s.ID]
 		sb.sleeps(s)
 		switch s.Phase {
 		case core.Released:
@@ -121,12 +126,16 @@ func (g *Guard) Recover(now time.Duration, st core.State) {
 func (sb *sandbox) sleeps(s *core.Sandbox) {
 	sb.asleep, sb.thawed = core.Revision{}, false
 	if s.Phase == core.FallingAsleep || s.Phase == core.Asleep || s.Phase == core.Waking {
-		sb.asleep = s.Revision
+		sb.asleep, sb.sent = s.Revision, false
 	}
+	sb.stopped = s.Phase == core.Stopped
 }
 
 func (g *Guard) bind(s *core.Sandbox) *sandbox {
-	sb := &sandbox{id: s.ID, pod: idOf(s.Pod), ip: s.IP, pool: s.Pool}
+	sb := &sandbox{id: s.ID, pod: idOf(s.Pod), ip: s.IP, pool: s.Pool, incarnation: s.Incarnation}
+	if before := g.sandboxes[s.ID]; before != nil { // it was stopped
+		delete(g.pods, before.pod)
+	}
 	g.sandboxes[s.ID], g.pods[sb.pod] = sb, sb
 	return sb
 }
@@ -301,6 +310,7 @@ func (g *Guard) complete(sb *sandbox) bool {
 // routed notes that a session is sent the route of a sandbox. The route of one that is released by the same event
 // may be sent before the release.
 func (g *Guard) routed(session string, sb *sandbox) {
+	sb.sent = true
 	if !sb.released {
 		return
 	}

@@ -40,6 +40,8 @@ type request struct {
 	boundAt step.Instant         // when its ends were set
 	facts   []*fact.Pending      // of the pods, while it is bound
 	got     []*sandboxes.Sandbox // of the facts, until the last of them is durable
+	// revives is the stopped sandbox that the pod is for; nil: the claim is for new ones.
+	revives *sandboxes.Sandbox
 }
 
 // handed reports whether the facts of a bound claim were handed to a Write.
@@ -54,6 +56,9 @@ func (t *Table) callOff(cl *Claim) (off []*pods.Pod) {
 	off, req.pods, req.facts = req.pods, nil, nil
 	for _, p := range off {
 		delete(t.taken, p.Key())
+	}
+	if req.revives != nil && len(off) > 0 {
+		t.sandboxes.Unbound(req.revives)
 	}
 	if t.filling[req.pool.Key] == cl {
 		delete(t.filling, req.pool.Key)
@@ -158,7 +163,7 @@ func (t *Table) admit(pool *pools.Pool, team string, sandboxes int, waits bool, 
 		}
 	}
 	if refused.Why != 0 {
-		t.Emit(refused)
+		t.refused(refused)
 	} else if crowding != nil {
 		t.displace(crowding)
 	}
@@ -173,7 +178,7 @@ func (t *Table) displace(cl *Claim) {
 	}
 	token := cl.Newest()
 	t.Abandon(token)
-	t.Emit(t.refusalOf(cl, token, step.LineFull))
+	t.refused(t.refusalOf(cl, token, step.LineFull))
 }
 
 // hopeless says why a new claim cannot get its pods within a wait; 0: it may.
@@ -230,7 +235,7 @@ func (t *Table) Serve(pool *pools.Pool) {
 	}
 	for cl := t.next(pool); cl != nil; cl = t.next(pool) {
 		switch p := pool.Next(); {
-		case p != nil && cl.Request.values != nil && p.Seen().AgentPort == 0: // of an older template
+		case p != nil && (cl.Request.values != nil || cl.Request.revives != nil) && p.Seen().AgentPort == 0: // of an older template
 			t.refuse(cl, step.NotConfigured)
 		case p != nil:
 			t.pods.Take(p)
@@ -277,6 +282,10 @@ func (t *Table) bind(cl *Claim) {
 	}
 	cl.Bind()
 	req.boundAt, b.ClaimedAt = t.Now, t.Now.Wall
+	if req.revives != nil {
+		t.rebind(cl)
+		return
+	}
 	b.Lifetime, b.Sleep = req.lifetime, req.sleep.of(pool.Sleep)
 	if req.lifetime > 0 {
 		b.EndAt = t.Now.Wall.Add(req.lifetime)
@@ -410,7 +419,7 @@ func (t *Table) refusalOf(cl *Claim, token uint64, why step.Refusal) step.ClaimR
 // refuse answers all callers of a claim.
 func (t *Table) refuse(cl *Claim, why step.Refusal) {
 	for _, x := range t.Drop(cl) {
-		t.Emit(t.refusalOf(cl, x.Token, why))
+		t.refused(t.refusalOf(cl, x.Token, why))
 	}
 	t.dropped(cl)
 }
@@ -434,6 +443,10 @@ func (t *Table) claimed(cl *Claim, f *fact.SandboxFact) {
 // granted has no key, and its object is written only with its release.
 func (t *Table) grant(cl *Claim) {
 	req := &cl.Request
+	if req.revives != nil {
+		t.revive(cl)
+		return
+	}
 	got, first := req.got, t.outbox.Len()
 	req.pods, req.facts, req.got = nil, nil, nil
 	configured := slices.ContainsFunc(got, func(sb *sandboxes.Sandbox) bool { return sb.Agent.Port != 0 })
@@ -510,7 +523,7 @@ func (t *Table) tryAgain(cl *Claim, configured bool) {
 	if configured {
 		req.failures++
 		for _, x := range t.ExpireBound(cl, t.Now.Boot) {
-			t.Emit(t.refusalOf(cl, x.Token, step.NotConfigured))
+			t.refused(t.refusalOf(cl, x.Token, step.NotConfigured))
 		}
 	}
 	switch {

@@ -63,6 +63,10 @@ const NeverConfigured = "the allocator that made the claim ended before the agen
 // answered, unless it needs fewer sandboxes. If too few are left, they are released too: none of the
 // claim was granted, and its key is free.
 func (t *Table) unanswered(sb *sandboxes.Sandbox) {
+	if sb.Archive != "" { // it was stopped, and is so again
+		t.sandboxes.End(sb, sandboxes.Rejected, fact.Cause{Reason: fact.ReasonConfigurationFailed, Message: NeverConfigured})
+		return
+	}
 	members, first := t.sandboxes.Granted(sb.Grant()), t.outbox.Len()
 	reject := func(sb *sandboxes.Sandbox, cause fact.Cause) {
 		t.Free(KeyOf(&sb.Binding), sb.Grant())

@@ -50,6 +50,9 @@ type Table struct {
 	// succeeded nor failed.
 	needs map[string]int
 	left  map[share]leftover // see leftBy
+	// revivals are the claims for stopped sandboxes, by the tokens of their only callers. tokens counts these.
+	revivals map[uint64]*Claim
+	tokens   uint64
 }
 
 // share is what a team has of a pool.
@@ -75,7 +78,7 @@ func New(current *step.Current, cfg Config, outbox *fact.Outbox, ledger *Ledger,
 	return &Table{
 		Current: current, Ledger: ledger, cfg: cfg, outbox: outbox, pods: pods, sandboxes: sandboxes, pools: pools, limits: teams.New(),
 		lines: map[fact.PoolKey]*lines.Line[request]{}, filling: map[fact.PoolKey]*Claim{}, taken: map[fact.PodKey]*Claim{},
-		configuring: map[string]*Claim{}, needs: map[string]int{}, left: map[share]leftover{},
+		configuring: map[string]*Claim{}, needs: map[string]int{}, left: map[share]leftover{}, revivals: map[uint64]*Claim{},
 	}
 }
 
@@ -147,6 +150,9 @@ func (t *Table) Started(sb *sandboxes.Sandbox) { t.decided = append(t.decided, s
 
 // Released notes that the release of a sandbox is durable.
 func (t *Table) Released(sb *sandboxes.Sandbox) {
+	if !sb.HasPod() {
+		t.dropRevival(sb)
+	}
 	if sb.Keyed() {
 		t.Keep(KeyOf(&sb.Binding), sb.Grant(), sb.ID, sb.ReleasedSince())
 	} else {
@@ -175,7 +181,7 @@ func (t *Table) TickPool(pool *pools.Pool) {
 	}
 	late, dropped := t.Expire(line, t.Now.Boot)
 	for _, x := range late {
-		t.Emit(t.refusal(pool, x.Token, step.PoolEmpty))
+		t.refused(t.refusal(pool, x.Token, step.PoolEmpty))
 	}
 	for _, cl := range dropped {
 		t.dropped(cl)

@@ -71,13 +71,15 @@ func (t *Table) check(sb *Sandbox) error {
 	end, reason := sb.Ends()
 	use, known := t.idle.Use(sb.ID)
 	switch routed := t.pods.Routed(sb.ID); {
-	case routed != (sb.Phase != fact.Ended && !complete):
+	case sb.stopped != (sb.Phase == fact.Stopped) && sb.Lives():
+		return fmt.Errorf("it is stopped: %v", sb.stopped)
+	case sb.HasPod() && routed != (sb.Phase != fact.Ended && !complete):
 		return fmt.Errorf("it has routes: %v", routed)
 	case sb.Phase != fact.Ended && p != nil && p.Sandbox() != sb.ID:
 		return fmt.Errorf("its pod does not have it")
-	case p == nil && (sb.Lives() || sb.Phase == fact.Released && complete && !t.pods.Blocked(sb.ID)):
+	case p == nil && sb.HasPod() && (sb.Lives() || sb.Phase == fact.Released && complete && !t.pods.Blocked(sb.ID)):
 		return fmt.Errorf("its pod is gone")
-	case p != nil && sb.Phase < fact.Released && p.State() != pods.Claimed, p != nil && sb.Phase == fact.Released && p.State() < pods.Released:
+	case p != nil && sb.HasPod() && sb.Phase < fact.Released && p.State() != pods.Claimed, p != nil && !sb.HasPod() && p.State() != pods.Going, p != nil && sb.Phase == fact.Released && p.State() < pods.Released:
 		return fmt.Errorf("its pod is in state %d", p.State())
 	case queued && sb.Over():
 		return fmt.Errorf("it still has a deadline")
@@ -86,7 +88,7 @@ func (t *Table) check(sb *Sandbox) error {
 	case known && (sb.Phase != fact.Running || sb.Sleeps()) && sb.Phase != fact.Releasing,
 		!known && sb.Phase == fact.Running && !sb.asking && !sb.Sleeps():
 		return fmt.Errorf("it has the activity %+v: %v", use, known)
-	case !sb.Sleeps() && sb.Phase > fact.Running && sb.Phase < fact.Releasing || sb.Sleeps() && (sb.Over() || sb.Phase < fact.Running):
+	case !sb.Sleeps() && sb.Phase > fact.Running && sb.Phase < fact.Releasing || sb.Sleeps() && (sb.Over() || sb.Phase < fact.Running && sb.Archive == ""):
 		return fmt.Errorf("it sleeps: %v", sb.Sleeps())
 	case (sb.how != 0) != (sb.Phase >= fact.Releasing) && sb.Phase < fact.Released:
 		return fmt.Errorf("it ends, or does not")

@@ -1,6 +1,7 @@
 package sandboxes
 
 import (
+	"slices"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/fact"
@@ -27,7 +28,10 @@ func (sb *Sandbox) setTimes(now step.Instant) {
 	sb.nextEndAt = sb.endAt
 }
 
-// Ends returns when a sandbox is released whether it is in use or not, and the reason. An empty
+// toStop is the reason of the end of a sleep whose sandbox is to be stopped.
+const toStop = "Stop"
+
+// Ends returns when a sandbox is released or stopped whether it is in use or not, and the reason. An empty
 // reason means that no such end is set.
 func (sb *Sandbox) Ends() (at time.Duration, reason string) {
 	earlier := func(than time.Duration, why string) {
@@ -46,6 +50,9 @@ func (sb *Sandbox) Ends() (at time.Duration, reason string) {
 	if sb.Phase == fact.Starting && !sb.readying {
 		earlier(sb.startBy, fact.ReasonStartupTimeout)
 	}
+	if sb.stopAt != 0 && sb.CanArchive() {
+		earlier(max(sb.stopAt, sb.notBefore), toStop)
+	}
 	return at, reason
 }
 
@@ -56,6 +63,8 @@ func (t *Table) ExpireEnds() {
 		switch at, reason := sb.Ends(); {
 		case reason == "" || at > t.Now.Boot:
 			t.schedule(sb)
+		case reason == toStop:
+			t.Stop(sb, 0)
 		case reason == fact.ReasonEndTime && sb.Sleep.AtEnd && t.CanSleep(sb):
 			t.Notify(Tired{sb})
 		default:
@@ -69,6 +78,11 @@ func (t *Table) EndOf(g *pods.Group) {
 	if g.Deleting && (!g.KeepSandboxes || !g.Known) { // without the object the garbage collector deletes the pods
 		for _, p := range g.Sorted(pods.Bound, pods.Claimed) {
 			t.End(t.byPod[p.Key()], Serving, fact.Because(fact.ReasonPoolDeleted))
+		}
+		for _, sb := range slices.Clone(t.live.Of(step.Selection{Scope: step.Scope{All: true}, Pool: g.Key})) {
+			if sb.Phase == fact.Stopped {
+				t.End(sb, Serving, fact.Because(fact.ReasonPoolDeleted))
+			}
 		}
 	}
 }

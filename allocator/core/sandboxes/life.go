@@ -71,7 +71,7 @@ func (t *Table) markRunning(sb *Sandbox, usedAt time.Duration, kind activity.Kin
 // HookDone acts on the outcome of the postStart hook.
 func (t *Table) HookDone(id string, ok bool, why string) {
 	sb := t.byID[id]
-	if sb == nil || sb.Phase != fact.Starting || sb.readying {
+	if sb == nil || sb.Phase != fact.Starting || sb.readying || sb.sleep != nil && sb.sleep.pending != 0 {
 		return
 	}
 	if !ok {
@@ -88,6 +88,10 @@ func (t *Table) HookDone(id string, ok bool, why string) {
 			return
 		}
 		sb.Phase = fact.Running
+		if sb.Sleeps() {
+			t.revived(sb)
+			return
+		}
 		t.Run(sb)
 	})
 }
@@ -99,7 +103,7 @@ func (t *Table) End(sb *Sandbox, how How, cause fact.Cause) {
 	case sb.bound:
 		t.Doom(sb, cause)
 		return
-	case sb.Over():
+	case sb.Over(), t.defers(sb, cause), t.fallsBack(sb, cause):
 		return
 	}
 	sb.how = max(sb.how, how)
@@ -134,6 +138,7 @@ func (t *Table) released(sb *Sandbox, f *fact.SandboxFact, at time.Duration) {
 	if sb.Sleeps() {
 		s := t.awake(sb)
 		t.answer(s.sleepers, step.CallGone, sb, "")
+		t.answer(s.stoppers, step.CallGone, sb, "")
 		t.answerArchive(s.archive, step.CallGone, sb, "")
 		for _, w := range s.wakers {
 			t.answer([]uint64{w.token}, step.CallGone, sb, "")
@@ -141,9 +146,14 @@ func (t *Table) released(sb *Sandbox, f *fact.SandboxFact, at time.Duration) {
 	}
 	sb.Phase, sb.releasedAt, sb.durableAt, sb.Revision = fact.Released, t.Now.Boot, at, f.Revision
 	sb.Cause, sb.ReleasedAt, sb.StartedAt = f.Cause, f.ReleasedAt, f.StartedAt
-	if p := t.pods.Get(sb.Pod); p != nil {
+	if p := t.pods.Get(sb.Pod); p != nil && sb.HasPod() {
 		t.pods.Release(p)
 		t.readLog(sb)
+	}
+	if sb.Archive != "" {
+		gone := sb.Sandbox
+		gone.Archive = ""
+		t.Emit(step.DropArchives{Sandbox: gone})
 	}
 	t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
 	released := step.SandboxReleased{Sandbox: sb.Sandbox}
@@ -168,6 +178,12 @@ func (t *Table) TryEnd(id string) {
 
 // PodChanged acts on a change of the pod of a sandbox.
 func (t *Table) PodChanged(sb *Sandbox, p *pods.Pod) {
+	if !sb.HasPod() {
+		if sb.Phase == fact.Released {
+			t.TryEnd(sb.ID)
+		}
+		return
+	}
 	if !sb.Over() && sb.takePorts(p.Group()) {
 		t.Notify(Routed{sb})
 	}
@@ -215,6 +231,10 @@ func (sb *Sandbox) Unfit(p *pods.Pod) (cause fact.Cause, lost bool) {
 
 // Found ties a pod that was found again to its sandbox.
 func (t *Table) Found(sb *Sandbox, p *pods.Pod) {
+	if sb.Phase == fact.Stopped {
+		t.pods.Finish(p, false)
+		return
+	}
 	sb.Workload = cmp.Or(sb.Workload, p.Seen().Workload)
 	sb.takePorts(p.Group())
 	if !sb.Over() {

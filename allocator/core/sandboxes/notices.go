@@ -14,6 +14,8 @@ type (
 	Tired  struct{ Sandbox *Sandbox }
 	// Turned: that a sandbox is asleep, or is to wake, is durable.
 	Turned struct{ Sandbox *Sandbox }
+	// Rising: a sandbox that is stopped is to run again. It needs a pod.
+	Rising struct{ Sandbox *Sandbox }
 	// Released: the release of a sandbox is durable.
 	Released struct{ Sandbox *Sandbox }
 )
@@ -22,5 +24,6 @@ func (Started) notice()  {}
 func (Routed) notice()   {}
 func (Released) notice() {}
 func (Turned) notice()   {}
+func (Rising) notice()   {}
 func (Closed) notice()   {}
 func (Tired) notice()    {}

@@ -30,8 +30,9 @@ func (t *Table) MergeFact(f *fact.SandboxFact, there bool, keepFor time.Duration
 	case sb == nil:
 		sb = &Sandbox{}
 		t.byID[f.ID] = sb
-	case sb.Pod != f.Pod || sb.IP != f.IP:
-		// A claim is never changed, so an allocator did not write one of the two.
+	case (sb.Pod != f.Pod || sb.IP != f.IP) && sb.Incarnation == f.Incarnation:
+		// A claim is never changed, and a pod that follows a stop has another number. So an allocator did not write one of
+		// the two.
 		other := f.Sandbox
 		if sb.Revision.Less(f.Revision) {
 			other = sb.Sandbox
@@ -70,7 +71,7 @@ func (t *Table) Recover(sb *Sandbox, unseen time.Duration) error {
 		return contradiction(other, sb, sb.Pod)
 	}
 	t.add(sb)
-	if sb.Phase != fact.Ended {
+	if sb.stopped = sb.Phase == fact.Stopped; sb.HasPod() && sb.Phase != fact.Ended {
 		t.addRoutes(sb)
 	}
 	switch sb.Phase {
@@ -79,14 +80,19 @@ func (t *Table) Recover(sb *Sandbox, unseen time.Duration) error {
 		if sb.Phase == fact.Ended {
 			sb.elem = t.ended.PushBack(sb)
 		}
-	case fact.FallingAsleep, fact.Asleep, fact.Waking:
+	case fact.FallingAsleep, fact.Asleep, fact.Waking, fact.Stopped:
 		sb.sleep = &sleep{}
 		sb.setTimes(t.Now)
+		t.setStop(sb)
 		t.idle.Expect(sb.ID)
 		t.schedule(sb)
 	case fact.Starting, fact.Running, fact.Releasing:
 		sb.Phase = max(sb.Phase, fact.Starting)
 		sb.asking = sb.ungranted > 0 && sb.Agent.Port != 0
+		if sb.Phase == fact.Starting && sb.Archive != "" {
+			sb.sleep = &sleep{}
+			sb.sleep.toWake(t.Now.Boot)
+		}
 		sb.setTimes(t.Now)
 		switch {
 		case sb.Phase != fact.Running:
@@ -139,7 +145,7 @@ func (t *Table) Resume(sb *Sandbox) (fence bool) {
 		t.Show(sb)
 	}
 	switch gone := t.pods.Get(sb.Pod) == nil; {
-	case sb.Phase == fact.Ended:
+	case sb.Phase == fact.Ended, sb.Phase == fact.Stopped:
 	case sb.Phase == fact.Released && gone:
 		return true
 	case sb.Phase != fact.Released && len(sb.conflicts) > 0:

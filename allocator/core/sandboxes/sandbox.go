@@ -28,15 +28,19 @@ type Sandbox struct {
 	fact.Sandbox
 
 	bound bool // its claim is not granted
-	// doomed is the cause for which a bound sandbox must end.
+	// doomed is the cause for which a sandbox must end that is bound, or that cannot end yet: see Table.defers.
 	doomed   *fact.Cause
 	how      How  // since End
 	readying bool // the fact that it runs is on its way into the journal
 	ran      bool // it was running before its release began
 	sleep    *sleep
+	// stopped: no pod serves it, and routers have no route of it. Pod and IP are those of its former pod.
+	stopped bool
 	// failures is how often it has failed to fall asleep since it was asleep last. notBefore is when it may try to sleep
 	// at its end.
 	failures int
+	// stopAt is when it is to be stopped if it is asleep then, on the boot clock; 0: never.
+	stopAt time.Duration
 	// arriving: the fact that it runs again is on its way into the journal.
 	arriving  bool
 	notBefore time.Duration
@@ -108,6 +112,9 @@ func (sb *Sandbox) IsLost() bool { return sb.how == Lost || sb.how == Rejected }
 
 // FoundIdle reports whether a verdict has found it idle.
 func (sb *Sandbox) FoundIdle() bool { return sb.how == Idle }
+
+// HasPod reports whether its pod serves it, or did that until its release.
+func (sb *Sandbox) HasPod() bool { return !sb.stopped }
 
 // Ran reports whether it was running before its release began.
 func (sb *Sandbox) Ran() bool { return sb.ran }

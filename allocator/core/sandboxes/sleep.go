@@ -45,15 +45,22 @@ type sleep struct {
 	place bool // a request has it wake, for which it has one of Table.places
 	end   time.Time
 	endAt time.Duration // the same on the boot clock; 0: none
+	// stop: it is to be stopped when it is asleep. stoppers are the tokens of the callers that wait for that. rising: it is
+	// stopped, and a claim for its next pod was made. rebinding: the claim has a pod, and its fact is not withdrawn.
+	stop, rising, rebinding bool
+	stoppers                []uint64
+	asleepAt                time.Time // until it runs: when it fell asleep
 	// failed says why it did not fall asleep.
 	failed string
 	// archive is the one that is written of its files, or is to be; nil: none is.
 	archive *archive
 }
 
-// archive is an archive of the files of a sandbox. token is that of its caller, and why says why there is none.
+// archive is an archive of the files of a sandbox. token is that of its caller, 0 if it is one of a stop, and why says why
+// there is none. order is the revision of the sandbox that sleeps for it.
 type archive struct {
 	token   uint64
+	order   fact.Revision
 	values  step.Values
 	written bool
 	why     string
@@ -89,7 +96,7 @@ func (sb *Sandbox) Archived() bool { return sb.sleep != nil && sb.sleep.why == F
 
 // CanArchive reports whether a sandbox is asleep and its files can be archived.
 func (sb *Sandbox) CanArchive() bool {
-	return sb.Phase == fact.Asleep && sb.sleep.pending == 0 && !sb.sleep.wake && sb.sleep.archive == nil
+	return sb.Phase == fact.Asleep && sb.sleep.pending == 0 && !sb.sleep.wake && !sb.sleep.stop && sb.sleep.archive == nil
 }
 
 // CanSleep reports whether a sandbox runs and can be closed.
@@ -131,7 +138,7 @@ func (t *Table) JoinSleep(sb *Sandbox, token uint64) {
 // Archive has the files of a sandbox archived. One that is asleep sleeps on. Another one can sleep: it does that for as
 // long as the archive is written. The token is answered then.
 func (t *Table) Archive(sb *Sandbox, token uint64, values step.Values) {
-	a := &archive{token: token, values: values}
+	a := &archive{token: token, values: values, order: sb.Revision}
 	if sb.Phase == fact.Asleep {
 		sb.sleep.archive = a
 		t.Emit(step.WriteArchive{Token: token, Sandbox: sb.Sandbox, Values: values})
@@ -142,12 +149,18 @@ func (t *Table) Archive(sb *Sandbox, token uint64, values step.Values) {
 }
 
 // ArchiveWritten acts on the outcome of a WriteArchive.
-func (t *Table) ArchiveWritten(id string, token uint64, ok bool, why string) {
+func (t *Table) ArchiveWritten(id string, token uint64, order fact.Revision, ok bool, why, name string) {
 	sb := t.byID[id]
 	if sb == nil || !sb.Lives() || sb.sleep == nil || sb.sleep.archive == nil || sb.sleep.archive.token != token {
 		return // else its release answers
 	}
 	a := sb.sleep.archive
+	if token == 0 {
+		if a.order == order {
+			t.stopArchived(sb, ok, why, name)
+		}
+		return
+	}
 	a.written, a.why = ok, why
 	if sb.Archived() {
 		sb.sleep.end, sb.sleep.endAt = sb.EndAt, sb.endAt // a request that waits does not move it
@@ -156,10 +169,14 @@ func (t *Table) ArchiveWritten(id string, token uint64, ok bool, why string) {
 	}
 	sb.sleep.archive = nil
 	t.archiveEnded(a, sb)
+	t.goesOn(sb)
 }
 
 // archiveEnded answers the caller of Archive, if there is one, with what came of the archive.
 func (t *Table) archiveEnded(a *archive, sb *Sandbox) {
+	if a != nil && a.token == 0 {
+		return
+	}
 	if a != nil && a.written {
 		t.answerArchive(a, step.CallOK, sb, "")
 	} else if a != nil {
@@ -169,7 +186,7 @@ func (t *Table) archiveEnded(a *archive, sb *Sandbox) {
 
 // answerArchive answers the caller of Archive, if there is one.
 func (t *Table) answerArchive(a *archive, status step.CallStatus, sb *Sandbox, why string) {
-	if a != nil {
+	if a != nil && a.token != 0 {
 		t.answer([]uint64{a.token}, status, sb, why)
 	}
 }
@@ -181,6 +198,7 @@ func (t *Table) Open(sb *Sandbox, why string) {
 	t.markRunning(sb, t.Now.Boot, activity.Unknown)
 	t.schedule(sb)
 	t.answer(s.sleepers, step.CallNotReady, sb, why)
+	t.answer(s.stoppers, step.CallNotReady, sb, why)
 	t.answerArchive(s.archive, step.CallNotReady, sb, why)
 	t.answerWakers(s.wakers, sb)
 	t.Notify(Routed{sb})
@@ -221,7 +239,7 @@ func (t *Table) Frozen(id string, revision fact.Revision, ok bool, why string) {
 	switch {
 	case sb.Phase == fact.FallingAsleep && ok && sb.Archived():
 		t.Emit(step.WriteArchive{Token: sb.sleep.archive.token, Sandbox: sb.Sandbox, Values: sb.sleep.archive.values})
-	case sb.Phase == fact.FallingAsleep && ok && sb.sleep.wake && len(sb.sleep.sleepers) == 0:
+	case sb.Phase == fact.FallingAsleep && ok && sb.sleep.wake && len(sb.sleep.sleepers) == 0 && len(sb.sleep.stoppers) == 0:
 		t.wakeUp(sb)
 	case sb.Phase == fact.FallingAsleep && ok:
 		t.sleeps(sb)
@@ -237,15 +255,31 @@ func (t *Table) Frozen(id string, revision fact.Revision, ok bool, why string) {
 func (t *Table) sleeps(sb *Sandbox) {
 	t.enter(sb, fact.Asleep, func(f *fact.SandboxFact) { f.AsleepAt, f.EndAt = t.Now.Wall, time.Time{} }, func() {
 		sb.failures, sb.endAt, sb.nextEndAt = 0, 0, 0
+		t.setStop(sb)
 		t.Emit(step.Freeze{Sandbox: sb.Sandbox, Keep: true})
 		t.Emit(step.SandboxAsleep{Sandbox: sb.Sandbox})
 		t.Notify(Turned{sb})
 		t.answer(sb.sleep.sleepers, step.CallOK, sb, "")
 		sb.sleep.sleepers = nil
-		if sb.sleep.wake {
-			t.wakeUp(sb)
-		}
+		t.goesOn(sb)
 	})
+}
+
+// goesOn does what a sandbox that is asleep or stopped is to do next.
+func (t *Table) goesOn(sb *Sandbox) {
+	switch s := sb.sleep; {
+	case s.pending != 0 || !sb.Lives():
+	case sb.Phase == fact.Asleep && s.wake && len(s.stoppers) == 0:
+		t.wakeUp(sb)
+	case s.archive != nil:
+	case sb.Phase == fact.Asleep && s.stop:
+		t.archiveForStop(sb)
+	case sb.Phase == fact.Asleep:
+		t.schedule(sb)
+	case sb.Phase == fact.Stopped && s.wake && !s.rising:
+		s.rising = true
+		t.Notify(Rising{sb})
+	}
 }
 
 // fail wakes a sandbox that could not fall asleep. One that has failed too often, and whose time is over, is released.
@@ -287,8 +321,8 @@ func (t *Table) Wake(sb *Sandbox, end time.Time) {
 		s.toWake(t.Now.Boot)
 		t.setEnd(sb, end)
 	}
-	if sb.Phase == fact.Asleep && s.pending == 0 {
-		t.wakeUp(sb)
+	if sb.Phase == fact.Asleep || sb.Phase == fact.Stopped {
+		t.goesOn(sb)
 	}
 }
 
@@ -348,6 +382,7 @@ func (t *Table) Thawed(id string, revision fact.Revision, ok bool, why string) {
 	t.archiveEnded(s.archive, sb)
 	t.answerWakers(s.wakers, sb)
 	t.answer(s.sleepers, step.CallRefused, sb, s.failed)
+	t.answer(s.stoppers, step.CallRefused, sb, cmp.Or(s.failed, "it woke meanwhile"))
 }
 
 // toWake notes that a sandbox is to wake.
@@ -400,8 +435,11 @@ func (t *Table) EndAfter(sb *Sandbox) (end time.Time) {
 // recoverSleep goes on with a sandbox that an earlier leader has left in one of the phases of sleep. One that may be
 // frozen for an unknown time wakes, in this term, so that an order of the earlier leader comes too late.
 func (t *Table) recoverSleep(sb *Sandbox) {
-	if sb.Phase == fact.Asleep {
+	switch sb.Phase {
+	case fact.Asleep:
 		t.Emit(step.Freeze{Sandbox: sb.Sandbox, Keep: true})
+		return
+	case fact.Stopped:
 		return
 	}
 	sb.sleep.end, sb.sleep.endAt = sb.EndAt, sb.endAt

@@ -1,0 +1,242 @@
+package sandboxes
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
+	"github.com/berth-sandbox/berth/allocator/core/step"
+	"github.com/berth-sandbox/berth/api/activity"
+)
+
+// A stop: the files of a sandbox that is asleep are archived, that is durable, and its pod is deleted. It begins only from
+// Asleep, when no router has a route of the sandbox and nothing that was admitted can connect to its pod any more. So
+// there is no fence of the pod, routers need not know of the stop, and a wake waits for nothing that the former pod does.
+
+// setStop sets when a sandbox that has fallen asleep is to be stopped.
+func (t *Table) setStop(sb *Sandbox) {
+	if sb.stopAt = 0; sb.Sleep.StopAfter > 0 && !sb.AsleepAt.IsZero() {
+		sb.stopAt = max(1, t.Now.BootOf(sb.AsleepAt.Add(sb.Sleep.StopAfter)))
+	}
+}
+
+// CanStop reports whether a sandbox sleeps and can be stopped, or is about to be.
+func (sb *Sandbox) CanStop() bool {
+	return sb.sleep != nil && sb.Phase >= fact.Running && sb.Phase < fact.Waking && sb.sleep.pending != fact.Waking &&
+		!sb.Archived() && (!sb.sleep.wake || len(sb.sleep.sleepers)+len(sb.sleep.stoppers) > 0)
+}
+
+// Stop has a sandbox that sleeps stopped as soon as it is asleep and no archive of it is being written. A token other
+// than 0 is answered then.
+func (t *Table) Stop(sb *Sandbox, token uint64) {
+	s := sb.sleep
+	s.stop = true
+	if token != 0 {
+		s.stoppers = append(s.stoppers, token)
+	}
+	if _, closing := sb.Closing(); closing {
+		s.why = Called
+	}
+	t.goesOn(sb)
+}
+
+// CloseToStop is Close for a call that has a sandbox stopped.
+func (t *Table) CloseToStop(sb *Sandbox, token uint64) {
+	t.Close(sb, Called, 0)
+	t.Stop(sb, token)
+}
+
+// archiveForStop has the files of a sandbox archived that is asleep.
+func (t *Table) archiveForStop(sb *Sandbox) {
+	sb.sleep.archive = &archive{order: sb.Revision}
+	t.Emit(step.WriteArchive{Sandbox: sb.Sandbox})
+}
+
+// stopArchived acts on the outcome of archiveForStop. name is that of the archive.
+func (t *Table) stopArchived(sb *Sandbox, ok bool, why, name string) {
+	s := sb.sleep
+	s.archive = nil
+	switch {
+	case s.pending != 0: // it wakes
+		return
+	case !ok:
+		s.stop = false
+		sb.notBefore = t.Now.Boot + tryAgain
+		t.answer(s.stoppers, step.CallRefused, sb, why)
+		s.stoppers = nil
+		t.goesOn(sb)
+		return
+	}
+	f := &fact.SandboxFact{Sandbox: sb.next()}
+	f.Archive = name
+	t.commitStop(sb, f, func() {
+		t.Emit(step.DropArchives{Sandbox: sb.Sandbox})
+		t.answer(s.stoppers, step.CallOK, sb, "")
+		s.stop, s.stoppers = false, nil
+	})
+}
+
+// commitStop commits that a sandbox is stopped, which has or had the pod of the fact. No router has a route to it. then
+// runs when that is durable.
+func (t *Table) commitStop(sb *Sandbox, f *fact.SandboxFact, then func()) {
+	f.Phase, sb.sleep.pending = fact.Stopped, fact.Stopped
+	t.outbox.Commit(t.Now.Boot, f, true, func(fact.Revision, time.Duration) {
+		sb.sleep.pending, sb.sleep.rebinding = 0, false
+		delete(t.byPod, sb.Pod)
+		t.take(sb, &f.Sandbox)
+		sb.stopped, sb.asking, sb.ungranted = true, false, 0
+		t.pods.Fenced(sb.ID)
+		if p := t.pods.Get(sb.Pod); p != nil {
+			t.pods.Release(p)
+			t.pods.Finish(p, false)
+		}
+		t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
+		then()
+		if doomed := sb.doomed; doomed != nil {
+			sb.doomed = nil
+			t.End(sb, Serving, *doomed)
+			return
+		}
+		t.goesOn(sb)
+	})
+}
+
+// take gives a sandbox a state, and the pod of that.
+func (t *Table) take(sb *Sandbox, state *fact.Sandbox) {
+	shown := sb.LastActive
+	sb.Sandbox = *state
+	sb.LastActive = shown
+	t.byPod[sb.Pod] = sb
+}
+
+// Rebind returns the fact that gives a stopped sandbox a pod, which a claim has taken for it. Agents are configured
+// first, as for other claims.
+func (t *Table) Rebind(sb *Sandbox, p *pods.Pod, start Start) *fact.SandboxFact {
+	sb.sleep.rebinding = true
+	seen, f := p.Seen(), &fact.SandboxFact{Sandbox: sb.next(), Ungranted: 1}
+	f.Incarnation++
+	f.Pod, f.IP, f.Agent, f.Workload = p.Key(), seen.IP, start.Agent, seen.Workload
+	f.DefaultPort, f.Ports, f.Restarts = start.DefaultPort, start.Ports, seen.Restarts
+	f.Phase, f.StartedAt, f.StartBy = fact.Running, t.Now.Wall, start.By
+	if start.Hook {
+		f.Phase, f.StartedAt = fact.Starting, time.Time{}
+	}
+	f.EndAt, f.AsleepAt, f.Wakeable = sb.sleep.end, time.Time{}, false
+	return f
+}
+
+// Start is what a pool has of a sandbox that starts. Hook: it has a postStart hook.
+type Start struct {
+	Agent       fact.Agent
+	DefaultPort uint16
+	Ports       []uint16
+	Hook        bool
+	By          time.Time
+}
+
+// Unbound notes that the fact of Rebind was withdrawn.
+func (t *Table) Unbound(sb *Sandbox) {
+	if sb.sleep.rebinding = false; sb.doomed != nil {
+		doomed := sb.doomed
+		sb.doomed = nil
+		t.End(sb, Serving, *doomed)
+	}
+}
+
+// Revive gives a stopped sandbox the pod to which it was bound. It runs, or starts.
+func (t *Table) Revive(sb, bound *Sandbox, boundAt step.Instant) {
+	s := sb.sleep
+	s.rebinding, s.rising, s.asleepAt = false, false, sb.AsleepAt
+	delete(t.byPod, sb.Pod)
+	t.take(sb, &bound.Sandbox)
+	sb.stopped, sb.stopAt = false, 0
+	if p := t.pods.Get(sb.Pod); p != nil {
+		t.pods.Grant(p)
+	}
+	sb.setTimes(boundAt)
+	t.schedule(sb)
+	t.Emit(step.LabelPod{Pod: sb.Pod, Pool: sb.Pool.Name, ID: sb.ID})
+	if sb.Phase == fact.Running {
+		t.revived(sb)
+		return
+	}
+	t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
+	t.Emit(step.StartSandbox{Sandbox: sb.Sandbox})
+}
+
+// revived notes that a sandbox runs that was stopped.
+func (t *Table) revived(sb *Sandbox) {
+	s := t.awake(sb)
+	awake := step.SandboxAwake{Sandbox: sb.Sandbox, Took: t.Now.Boot - s.since}
+	if !s.asleepAt.IsZero() {
+		awake.Slept = max(0, t.Now.Wall.Sub(s.asleepAt))
+	}
+	t.markRunning(sb, t.Now.Boot, activity.Claim)
+	t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
+	t.Notify(Routed{sb})
+	t.Emit(awake)
+	t.answerWakers(s.wakers, sb)
+}
+
+// Unrevive takes a pod away from a stopped sandbox that was bound to it, for this cause. then runs when that is durable,
+// unless the sandbox ends.
+func (t *Table) Unrevive(sb, bound *Sandbox, then func()) {
+	f := &fact.SandboxFact{Sandbox: sb.next()}
+	f.Pod, f.IP, f.Incarnation, f.Agent, f.Restarts = bound.Pod, bound.IP, bound.Incarnation, bound.Agent, bound.Restarts
+	t.commitStop(sb, f, func() {
+		if sb.doomed == nil {
+			then()
+		}
+	})
+}
+
+// NotRevived gives up to wake a stopped sandbox, and says why.
+func (t *Table) NotRevived(sb *Sandbox, why string) {
+	s := sb.sleep
+	if s.wake, s.rising = false, false; s.place {
+		s.place = false
+		t.places.giveBack(sb.Team)
+	}
+	wakers := s.wakers
+	s.wakers = nil
+	for _, w := range wakers {
+		t.answer([]uint64{w.token}, step.CallRefused, sb, why)
+	}
+}
+
+// startReasons are those of a start that does not succeed because of the pod, or in it.
+var startReasons = []string{
+	fact.ReasonStartFailed, fact.ReasonStartupTimeout, fact.ReasonConfigurationFailed, fact.ReasonUnexpectedRestart, fact.ReasonOOMKilled,
+	fact.ReasonFailed, fact.ReasonCompleted, fact.ReasonEvicted, fact.ReasonNodeLost, fact.ReasonPodDeleted, fact.ReasonPodMoved, fact.ReasonAddressShared,
+}
+
+// defers reports whether a sandbox cannot end now: that it is stopped, or has a pod again, is on its way into the journal.
+// It ends after that, unless the cause is its pod.
+func (t *Table) defers(sb *Sandbox, cause fact.Cause) bool {
+	if s := sb.sleep; s == nil || s.pending != fact.Stopped && !s.rebinding {
+		return false
+	}
+	if sb.doomed == nil && !slices.Contains(startReasons, cause.Reason) {
+		sb.doomed = &cause
+	}
+	return true
+}
+
+// fallsBack reports whether a sandbox is stopped again, instead of being released: its start after a stop has not
+// succeeded, and no router ever had its route to the pod.
+func (t *Table) fallsBack(sb *Sandbox, cause fact.Cause) bool {
+	starts := sb.Phase == fact.Starting && !sb.readying && slices.Contains(startReasons, cause.Reason)
+	unanswered := sb.asking && sb.Lives() && cause.Reason == fact.ReasonConfigurationFailed
+	if sb.Archive == "" || !starts && !unanswered {
+		return false
+	}
+	if sb.sleep == nil {
+		sb.sleep = &sleep{}
+	}
+	f := &fact.SandboxFact{Sandbox: sb.next()}
+	f.AsleepAt, f.StartedAt = t.Now.Wall, time.Time{}
+	t.commitStop(sb, f, func() { t.NotRevived(sb, cmp.Or(cause.Message, cause.Reason)) })
+	return true
+}
