@@ -94,7 +94,7 @@ type (
 	StartSandbox        = step.StartSandbox
 	Freeze              = step.Freeze
 	WriteArchive        = step.WriteArchive
-	DropArchives        = step.DropArchives
+	DropArchive         = step.DropArchive
 	Thaw                = step.Thaw
 	SendClose           = step.SendClose
 	SandboxAsleep       = step.SandboxAsleep

@@ -210,6 +210,9 @@ func checkPod(t fataler, c *Core, p *pools.Pool, q *pods.Pod) {
 		return
 	}
 	s := c.sandboxes.Of(q.Key())
+	if now := c.sandboxes.Get(q.Sandbox()); s == nil && q.State() == pods.Going && (now == nil || now.Incarnation > 0) {
+		return // it was stopped, and has another pod since
+	}
 	if s == nil || s.ID != q.Sandbox() || s.Pod != q.Key() || (c.sandboxes.Get(s.ID) == s) == s.Bound() || s.Bound() != (q.State() == pods.Bound) {
 		t.Fatalf("pod %s holds %s, on record is %+v, state %d", name, q.Sandbox(), s, q.State())
 	}

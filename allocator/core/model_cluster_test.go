@@ -35,6 +35,7 @@ type simPod struct {
 	// configured is the sandbox that its agent was configured for, in this life of the agent. forgot is the
 	// same for an earlier life.
 	configured, forgot string
+	restored           string // the archive that it was given then
 	agent              simAgent
 }
 
@@ -66,6 +67,8 @@ func (j *job) String() string {
 		return "thaw " + e.Sandbox.ID
 	case WriteArchive:
 		return "archive " + e.Sandbox.ID
+	case DropArchive:
+		return "drop archive " + e.Sandbox.Archive
 	case DeletePod:
 		return "delete " + e.Pod.Name
 	case RecyclePod:
@@ -94,7 +97,13 @@ func (w *world) pod(key PodKey) *simPod {
 	return nil
 }
 
+// podOf is the pod of a sandbox, or the last one that it had.
 func (w *world) podOf(id string) *simPod {
+	if s, ok := w.disk.sandboxes[id]; ok {
+		if p := w.pod(s.Pod); slices.Contains(p.bound, id) {
+			return p
+		}
+	}
 	for _, p := range w.pods {
 		if slices.Contains(p.bound, id) {
 			return p
@@ -373,8 +382,9 @@ func (w *world) attempt(j *job, luck int) bool {
 		}
 	case Configure:
 		p := w.pod(e.Sandbox.Pod)
-		if takesPlace && !e.Ask && p.exists && p.configured == "" {
-			p.configured = e.Sandbox.ID
+		there := e.Sandbox.Archive == "" || w.stops[e.Sandbox.Archive] == e.Sandbox.ID
+		if takesPlace && !e.Ask && there && p.exists && p.configured == "" {
+			p.configured, p.restored = e.Sandbox.ID, e.Sandbox.Archive
 		}
 		switch certain := luck <= landsReportedLate; {
 		case e.Ask && (!p.exists || w.released(e.Sandbox.ID)): // the shell stops asking
@@ -389,6 +399,11 @@ func (w *world) attempt(j *job, luck int) bool {
 		return w.orderAgent(j, e.Sandbox, luck)
 	case WriteArchive:
 		w.writeArchive(j, e, luck)
+	case DropArchive:
+		if takesPlace {
+			w.judgeDropped(e)
+			delete(w.stops, e.Sandbox.Archive)
+		}
 	case StartSandbox:
 		// The hook may be called any number of times.
 		switch luck {

@@ -80,7 +80,7 @@ func (w *world) durable(f Fact) {
 	}
 	if sandboxOf(f) == nil {
 		p := w.pod(retirementOf(f).Pod)
-		if len(p.bound) > 0 && !w.tampered[p.bound[0]] {
+		if len(p.bound) > 0 && !w.tampered[p.bound[0]] && !w.left(p) {
 			w.t.Fatalf("pod %s is discarded with %v on it", p.Key.Name, p.bound)
 		}
 		p.discarded = true
@@ -92,11 +92,18 @@ func (w *world) durable(f Fact) {
 		// A late write of a deposed leader can bring back an object that a user has deleted after
 		// the end. The next leader finds it without its pod, and releases the sandbox again.
 		again := before.Phase == Released && s.Phase == Released && w.forgotten[s.ID]
-		if before.Phase == Released && !again || s.Pod != before.Pod && !w.tampered[s.ID] || !before.Revision.Less(s.Revision) {
+		next := before.Phase == Stopped && s.Incarnation == before.Incarnation+1 && len(p.bound) == 0 && !p.discarded
+		if before.Phase == Released && !again || s.Pod != before.Pod && !w.tampered[s.ID] && !next || !before.Revision.Less(s.Revision) {
 			w.t.Fatalf("%s goes from %+v to %+v", s.ID, before, s)
 		}
 		if s.Pod != before.Pod {
 			p.bound = append(p.bound, s.ID)
+		}
+		if next {
+			w.judgeHandOver(s)
+		}
+		if s.Phase == Stopped {
+			w.judgeStopped(s)
 		}
 	} else {
 		if len(p.bound) > 0 || p.discarded {
@@ -117,7 +124,7 @@ func (w *world) judgeDeleted(p *simPod) {
 	switch {
 	case len(p.bound) == 0 && !p.discarded:
 		w.t.Fatalf("pod %s is deleted, and that was never durable", p.Key.Name)
-	case len(p.bound) > 0 && !w.released(p.bound[0]):
+	case len(p.bound) > 0 && !w.released(p.bound[0]) && !w.left(p):
 		w.t.Fatalf("pod %s is deleted with %s on it", p.Key.Name, p.bound[0])
 	}
 }
@@ -399,7 +406,7 @@ func (w *world) doOld(p *process, effects []Effect) {
 			w.forgotten[e.ID] = true
 			delete(w.ended, e.ID)
 			w.jobs = append(w.jobs, &job{term: p.core.cfg.Term, effect: e})
-		case LabelPod, SyncPod, ResizePod, DeletePod, RecyclePod, WriteObject, ReadLog, PoolDrained, Configure:
+		case LabelPod, SyncPod, ResizePod, DeletePod, RecyclePod, WriteObject, ReadLog, PoolDrained, Configure, DropArchive:
 			w.jobs = append(w.jobs, &job{term: p.core.cfg.Term, effect: e})
 		case CreatePod:
 			w.extra++

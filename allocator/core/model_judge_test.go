@@ -52,6 +52,9 @@ func (w *world) judgeConfigured(s Sandbox) {
 	if known := w.core.sandboxes.Get(s.ID); known != nil && known.Phase >= Releasing && p.forgot == s.ID {
 		seen = false // the restart is why; the step that made the release durable may have sent the route before
 	}
+	if p.configured == s.ID && p.restored != s.Archive && w.disk.sandboxes[s.ID].Archive == s.Archive {
+		w.t.Fatalf("%s is used with the files of %q, and its pod has those of %q", s.ID, s.Archive, p.restored)
+	}
 	if s.Agent.Port != 0 && p.configured != s.ID && seen {
 		w.t.Fatalf("%s is used, and the agent of its pod %s is configured for %q", s.ID, p.Key.Name, p.configured)
 	}
@@ -141,6 +144,9 @@ func (w *world) judgeDelete(e DeletePod) {
 		return
 	}
 	id := p.bound[0]
+	if w.left(p) && !w.released(id) {
+		return // judgeStopped has judged it
+	}
 	if !w.released(id) {
 		w.t.Fatalf("pod of %s deleted before its release is durable", id)
 	}
@@ -278,7 +284,7 @@ func (w *world) judge(e Effect) {
 	case Settle:
 		w.settleFact(w.leader, e)
 	case Repaired:
-		if p := w.pod(e.Pod); !p.marked && len(w.tampered) == 0 {
+		if p := w.pod(e.Pod); !p.marked && len(w.tampered) == 0 && !w.left(p) {
 			t.Fatalf("pod %s repaired: %s", e.Pod.Name, e.What)
 		}
 	case SandboxCreated:
@@ -327,6 +333,9 @@ func (w *world) judge(e Effect) {
 		sleeps.Add(1)
 	case SandboxAwake:
 		wakes.Add(1)
+		if e.Sandbox.Incarnation > 0 {
+			revivals.Add(1)
+		}
 	case WouldReap:
 		t.Fatalf("a dry run: %+v", e)
 	case SandboxReleased:
@@ -348,6 +357,9 @@ func (w *world) judgeJob(e Effect) {
 			if v.tried++; v.tried > claims.MaxFailures*v.count {
 				t.Fatalf("%d agents are configured for a claim of %d sandboxes", v.tried, v.count)
 			}
+		}
+		if s := e.Sandbox; s.Archive != "" && !e.Ask && w.stops[s.Archive] != s.ID && !w.released(s.ID) {
+			t.Fatalf("%s is to have the files of %s, and they are deleted", s.ID, s.Archive)
 		}
 	case WriteArchive:
 		if durable := w.disk.sandboxes[e.Sandbox.ID].Phase; durable != FallingAsleep && durable != Asleep && !w.released(e.Sandbox.ID) {

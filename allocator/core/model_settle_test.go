@@ -68,6 +68,9 @@ func (w *world) checkAnswered() {
 		}
 	}
 	for sb := range w.core.sandboxes.All() {
+		if !sb.HasPod() {
+			continue
+		}
 		if p := w.pod(sb.Pod); sb.Lives() && p.agent.frozen != (sb.Phase == Asleep) {
 			t.Fatalf("%s is in phase %d, its agent: %+v", sb.ID, sb.Phase, p.agent)
 		} else if sb.Lives() && p.Lowered != (sb.Phase == Asleep) {
@@ -96,7 +99,7 @@ func (w *world) checkPodsSettled() {
 		case len(p.bound) > 0:
 			id := p.bound[0]
 			used[p.pool()]++
-			if s := w.core.sandboxes.Get(id); s == nil || s.Phase != Running && s.Phase != Asleep {
+			if s := w.core.sandboxes.Get(id); s == nil || s.Phase != Running && s.Phase != Asleep || s.Pod != p.Key {
 				t.Fatalf("pod %s is left with %s: %+v", p.Key.Name, id, s)
 			}
 			if r, ok := w.records[id]; !ok || r.Phase != Running && r.Phase != Asleep {

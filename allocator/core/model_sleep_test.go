@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -21,8 +22,9 @@ type simAgent struct {
 	order        Revision // the newest that it has obeyed
 }
 
-// sleeps counts the sandboxes that have fallen asleep, wakes those that were woken, archives the archives.
-var sleeps, wakes, archives atomic.Int64
+// sleeps counts the sandboxes that have fallen asleep, wakes those that were woken, archives the archives, stops those
+// of sandboxes that are stopped, revivals the sandboxes that have run in another pod.
+var sleeps, wakes, archives, stops, revivals atomic.Int64
 
 // orderAgent carries out a Freeze or a Thaw. It reports whether the outcome is known.
 func (w *world) orderAgent(j *job, s Sandbox, luck int) bool {
@@ -64,7 +66,36 @@ func (w *world) writeArchive(j *job, e WriteArchive, luck int) {
 		w.judgeFrozen(e.Sandbox)
 		archives.Add(1)
 	}
-	j.report = []Event{ArchiveWritten{ID: e.Sandbox.ID, Token: e.Token, OK: ok, Why: "no"}}
+	written := ArchiveWritten{ID: e.Sandbox.ID, Token: e.Token, Order: e.Sandbox.Revision, OK: ok, Why: "no"}
+	if e.Token == 0 && ok {
+		written.Archive = fmt.Sprintf("%s/%d", e.Sandbox.ID, stops.Add(1))
+		w.stops[written.Archive] = e.Sandbox.ID
+	}
+	j.report = []Event{written}
+}
+
+// judgeStopped: nothing can reach the pod of a sandbox that is stopped, and its files are there.
+func (w *world) judgeStopped(s Sandbox) {
+	w.judgeFrozen(s)
+	if w.stops[s.Archive] != s.ID {
+		w.t.Fatalf("%s is stopped, and its archive %q does not exist", s.ID, s.Archive)
+	}
+}
+
+// judgeDropped: no archive is deleted that the record of a sandbox names.
+func (w *world) judgeDropped(e DropArchive) {
+	if durable := w.disk.sandboxes[e.Sandbox.ID]; durable.Archive == e.Sandbox.Archive && durable.Phase != Released {
+		w.t.Fatalf("archive %q is deleted, durable is %+v", e.Sandbox.Archive, durable)
+	}
+}
+
+// left reports whether the sandbox of a pod is stopped, or has another pod since.
+func (w *world) left(p *simPod) bool {
+	if len(p.bound) == 0 {
+		return false
+	}
+	s := w.disk.sandboxes[p.bound[0]]
+	return s.Phase == Stopped || s.Pod != p.Key
 }
 
 // agentsThaw lets the agents continue what they were not told to keep.
@@ -99,7 +130,7 @@ func (w *world) judgeServable(s Sandbox) {
 	if p := w.pod(s.Pod); p.agent.frozen && !w.released(s.ID) {
 		w.t.Fatalf("the route of %s is sent, and its agent has stopped it", s.ID)
 	}
-	if durable := w.disk.sandboxes[s.ID].Phase; durable == FallingAsleep || durable == Asleep {
+	if durable := w.disk.sandboxes[s.ID].Phase; durable == FallingAsleep || durable == Asleep || durable == Stopped {
 		w.t.Fatalf("the route of %s is sent, and durable is phase %d", s.ID, durable)
 	}
 }
@@ -108,6 +139,15 @@ func (w *world) sleepCall() {
 	token, id := w.token(), w.anyID()
 	w.kept[token] = keptCall{id: id, sleeps: true}
 	w.step(Sleep{Token: token, Scope: everyTeam, ID: id})
+}
+
+func (w *world) stopCall() {
+	token, id := w.token(), w.anyID()
+	if ids := w.sleepers(); len(ids) > 0 && w.draw(2) == 0 {
+		id = ids[w.draw(len(ids))]
+	}
+	w.kept[token] = keptCall{id: id, sleeps: true, stops: true}
+	w.step(Sleep{Token: token, Scope: everyTeam, ID: id, Stop: true})
 }
 
 func (w *world) wakeCall() {
@@ -154,9 +194,12 @@ func (w *world) judgeSleepCall(call keptCall, e SandboxCallAnswered) {
 	case call.archives && e.Status == CallOK && !w.archived[e.Token]:
 		w.t.Fatalf("the files of %s are said to be archived, and are not", call.id)
 	case call.archives: // asleep or not
-	case call.sleeps && e.Status == CallOK && durable != Asleep && durable != Waking && durable != Released:
+	case call.stops && e.Status == CallOK && w.disk.sandboxes[call.id].Archive == "":
+		w.t.Fatalf("%s is said to be stopped, durable is phase %d without an archive", call.id, durable)
+	case call.stops && e.Status == CallOK:
+	case call.sleeps && e.Status == CallOK && durable != Stopped && durable != Asleep && durable != Waking && durable != Released:
 		w.t.Fatalf("%s is said to be asleep, durable is phase %d", call.id, durable)
-	case !call.sleeps && e.Status == CallOK && (durable == FallingAsleep || durable == Asleep):
+	case !call.sleeps && e.Status == CallOK && (durable == FallingAsleep || durable == Asleep || durable == Stopped):
 		w.t.Fatalf("%s is said to run, durable is phase %d", call.id, durable)
 	case e.Status == CallRefused && w.podOf(call.id).AgentPort != 0 && e.Why == "":
 		w.t.Fatalf("%s does not sleep, and no reason is said", call.id)

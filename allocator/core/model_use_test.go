@@ -280,8 +280,8 @@ func (w *world) routersWork() {
 
 // keptCall is a KeepAlive, or, if it moves the end, a SetTimeout.
 type keptCall struct {
-	id                    string
-	end, sleeps, archives bool
+	id                           string
+	end, sleeps, archives, stops bool
 }
 
 func (w *world) keepAlive() {

@@ -65,6 +65,7 @@ func (t *Table) ExpireEnds() {
 			t.schedule(sb)
 		case reason == toStop:
 			t.Stop(sb, 0)
+			t.schedule(sb)
 		case reason == fact.ReasonEndTime && sb.Sleep.AtEnd && t.CanSleep(sb):
 			t.Notify(Tired{sb})
 		default:

@@ -151,9 +151,7 @@ func (t *Table) released(sb *Sandbox, f *fact.SandboxFact, at time.Duration) {
 		t.readLog(sb)
 	}
 	if sb.Archive != "" {
-		gone := sb.Sandbox
-		gone.Archive = ""
-		t.Emit(step.DropArchives{Sandbox: gone})
+		t.Emit(step.DropArchive{Sandbox: sb.Sandbox})
 	}
 	t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
 	released := step.SandboxReleased{Sandbox: sb.Sandbox}

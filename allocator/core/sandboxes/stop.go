@@ -24,8 +24,7 @@ func (t *Table) setStop(sb *Sandbox) {
 
 // CanStop reports whether a sandbox sleeps and can be stopped, or is about to be.
 func (sb *Sandbox) CanStop() bool {
-	return sb.sleep != nil && sb.Phase >= fact.Running && sb.Phase < fact.Waking && sb.sleep.pending != fact.Waking &&
-		!sb.Archived() && (!sb.sleep.wake || len(sb.sleep.sleepers)+len(sb.sleep.stoppers) > 0)
+	return sb.sleep != nil && sb.Phase >= fact.Running && sb.Phase < fact.Waking && sb.sleep.pending != fact.Waking && !sb.Archived()
 }
 
 // Stop has a sandbox that sleeps stopped as soon as it is asleep and no archive of it is being written. A token other
@@ -69,10 +68,12 @@ func (t *Table) stopArchived(sb *Sandbox, ok bool, why, name string) {
 		t.goesOn(sb)
 		return
 	}
-	f := &fact.SandboxFact{Sandbox: sb.next()}
+	before, f := sb.Sandbox, &fact.SandboxFact{Sandbox: sb.next()}
 	f.Archive = name
 	t.commitStop(sb, f, func() {
-		t.Emit(step.DropArchives{Sandbox: sb.Sandbox})
+		if before.Archive != "" {
+			t.Emit(step.DropArchive{Sandbox: before})
+		}
 		t.answer(s.stoppers, step.CallOK, sb, "")
 		s.stop, s.stoppers = false, nil
 	})

@@ -83,8 +83,8 @@ type (
 		Sandbox fact.Sandbox
 		Values  Values
 	}
-	// DropArchives deletes the archives of a sandbox for its stops but that which it names.
-	DropArchives struct{ Sandbox fact.Sandbox }
+	// DropArchive deletes the Archive of a sandbox. No record names it any more, so it does not matter how late that is.
+	DropArchive struct{ Sandbox fact.Sandbox }
 	// StartSandbox calls the pool's postStart hook. Started answers it.
 	StartSandbox struct{ Sandbox fact.Sandbox }
 	// WriteObject writes the Sandbox object. ObjectWritten answers it. Only the latest of several for one
@@ -384,7 +384,7 @@ func (StartSandbox) effect()        {}
 func (Freeze) effect()              {}
 func (Thaw) effect()                {}
 func (WriteArchive) effect()        {}
-func (DropArchives) effect()        {}
+func (DropArchive) effect()         {}
 func (SendClose) effect()           {}
 func (SandboxAsleep) effect()       {}
 func (SandboxAwake) effect()        {}
