@@ -43,6 +43,12 @@
 // sandbox alone, and its key holds as that of every sandbox that was claimed. Not covered: an agent that restarts while
 // the leader changes, before the restart is observed.
 //
+// # Stopped sandboxes
+//
+// A stopped sandbox gets its next pod by a claim of its own: see revive.go. Its fact is Ungranted too. If the agent is not
+// configured, or the pod cannot serve, the sandbox is stopped again, which is durable before the claim gets another pod.
+// The next leader asks the agent, and does the same.
+//
 // # Guarantees
 //
 //   - Claims of a pool and a team are served in the order in which they came. Teams take turns. A claim whose pod ends

@@ -80,7 +80,7 @@ func (t *Table) rebind(cl *Claim) {
 	pool, p := req.pool, req.pods[0]
 	start := sandboxes.Start{
 		Agent:       fact.Agent{Port: p.Seen().AgentPort, Public: pool.Agent.Public},
-		DefaultPort: pool.DefaultPort, Ports: pool.Ports, Hook: pool.PostStart,
+		DefaultPort: pool.DefaultPort, Ports: pool.Ports,
 	}
 	if pool.PostStart && pool.StartupTimeout > 0 {
 		start.By = t.Now.Wall.Add(pool.StartupTimeout + configureWithin)

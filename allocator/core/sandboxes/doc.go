@@ -10,6 +10,7 @@
 //	archiving  falling, and its processes are stopped while its files are archived
 //	asleep     its processes are stopped
 //	waking     durable before its processes are continued: they are stopped, or run
+//	stopped    its files are archived, and no pod serves it. Its former pod is deleted
 //	ending     its release is on its way into the journal
 //	released   no new request may be admitted; its fence is under way, or its pod still exists
 //	ended      its pod is gone, and no router can send a request to its address
@@ -21,6 +22,12 @@
 //	running --Close, FallAsleep--> falling --Frozen--> asleep --Wake--> waking --Thawed--> running
 //	       <--------Open--------           --------it could not--------^
 //	                                       --Frozen--> archiving --ArchiveWritten--> waking
+//
+//	asleep --Stop, ArchiveWritten--> stopped --Rebind, Revive--> starting --hook--> running
+//	                                         <-Unrevive, or the start fails-/
+//
+// A sandbox that is stopped and is to run again is bound to its next pod by a claim: see package claims. Each pod after a
+// stop has a higher incarnation of the sandbox. stop.go has the reasons.
 //
 // A sandbox is archiving only if it was closed for that ([ForArchive]). One that is asleep stays so while its files are
 // archived, and its wake ends that.
@@ -46,7 +53,10 @@
 //
 //   - A sandbox has no route from Close until its agent has obeyed the order to continue its processes. The order has
 //     the revision of the fact that it follows from. An answer to another order changes nothing.
-//   - A call to sleep, to wake or to archive is answered once, when that is durable and done, or is given up.
+//   - A sandbox is stopped only when its archive is written, and while no router has its route. It keeps the name of the
+//     archive until the next stop is durable. A start after a stop that does not succeed ends no sandbox: it is stopped
+//     again. No router has ever had the route to the pod.
+//   - A call to sleep, to stop, to wake or to archive is answered once, when that is durable and done, or is given up.
 //   - An archive alone moves no end: a sandbox wakes from it with the end that it had.
 //   - Of the places to wake for requests one team has half at most, and a team that has none finds one while any is free.
 //   - A sandbox that End was called for never starts or runs again. Its release is a fact, which is committed once.

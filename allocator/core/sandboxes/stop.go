@@ -112,28 +112,24 @@ func (t *Table) take(sb *Sandbox, state *fact.Sandbox) {
 	t.byPod[sb.Pod] = sb
 }
 
-// Rebind returns the fact that gives a stopped sandbox a pod, which a claim has taken for it. Agents are configured
-// first, as for other claims.
+// Rebind returns the fact that gives a stopped sandbox a pod, which a claim has taken for it. It starts there, also if its
+// pool has no hook: no router ever has the route of a sandbox that starts, so that it can be stopped again.
 func (t *Table) Rebind(sb *Sandbox, p *pods.Pod, start Start) *fact.SandboxFact {
 	sb.sleep.rebinding = true
 	seen, f := p.Seen(), &fact.SandboxFact{Sandbox: sb.next(), Ungranted: 1}
 	f.Incarnation++
 	f.Pod, f.IP, f.Agent, f.Workload = p.Key(), seen.IP, start.Agent, seen.Workload
 	f.DefaultPort, f.Ports, f.Restarts = start.DefaultPort, start.Ports, seen.Restarts
-	f.Phase, f.StartedAt, f.StartBy = fact.Running, t.Now.Wall, start.By
-	if start.Hook {
-		f.Phase, f.StartedAt = fact.Starting, time.Time{}
-	}
+	f.Phase, f.StartedAt, f.StartBy = fact.Starting, time.Time{}, start.By
 	f.EndAt, f.AsleepAt, f.Wakeable = sb.sleep.end, time.Time{}, false
 	return f
 }
 
-// Start is what a pool has of a sandbox that starts. Hook: it has a postStart hook.
+// Start is what a pool has of a sandbox that starts, and by when it must run; zero: there is no bound.
 type Start struct {
 	Agent       fact.Agent
 	DefaultPort uint16
 	Ports       []uint16
-	Hook        bool
 	By          time.Time
 }
 
@@ -146,7 +142,7 @@ func (t *Table) Unbound(sb *Sandbox) {
 	}
 }
 
-// Revive gives a stopped sandbox the pod to which it was bound. It runs, or starts.
+// Revive gives a stopped sandbox the pod to which it was bound, and has it start.
 func (t *Table) Revive(sb, bound *Sandbox, boundAt step.Instant) {
 	s := sb.sleep
 	s.rebinding, s.rising, s.asleepAt = false, false, sb.AsleepAt
@@ -159,10 +155,6 @@ func (t *Table) Revive(sb, bound *Sandbox, boundAt step.Instant) {
 	sb.setTimes(boundAt)
 	t.schedule(sb)
 	t.Emit(step.LabelPod{Pod: sb.Pod, Pool: sb.Pool.Name, ID: sb.ID})
-	if sb.Phase == fact.Running {
-		t.revived(sb)
-		return
-	}
 	t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
 	t.Emit(step.StartSandbox{Sandbox: sb.Sandbox})
 }
@@ -228,13 +220,8 @@ func (t *Table) defers(sb *Sandbox, cause fact.Cause) bool {
 // fallsBack reports whether a sandbox is stopped again, instead of being released: its start after a stop has not
 // succeeded, and no router ever had its route to the pod.
 func (t *Table) fallsBack(sb *Sandbox, cause fact.Cause) bool {
-	starts := sb.Phase == fact.Starting && !sb.readying && slices.Contains(startReasons, cause.Reason)
-	unanswered := sb.asking && sb.Lives() && cause.Reason == fact.ReasonConfigurationFailed
-	if sb.Archive == "" || !starts && !unanswered {
+	if sb.Archive == "" || sb.Phase != fact.Starting || sb.readying || !slices.Contains(startReasons, cause.Reason) {
 		return false
-	}
-	if sb.sleep == nil {
-		sb.sleep = &sleep{}
 	}
 	f := &fact.SandboxFact{Sandbox: sb.next()}
 	f.AsleepAt, f.StartedAt = t.Now.Wall, time.Time{}
