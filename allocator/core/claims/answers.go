@@ -58,7 +58,7 @@ func (t *Table) answer(grant string, by time.Duration) (failed []*sandboxes.Sand
 		return t.answerBatch(grant, batch, by)
 	}
 	switch sb := t.sandboxes.Get(grant); sb.Phase {
-	case fact.Running, fact.Starting, fact.FallingAsleep, fact.Asleep, fact.Waking:
+	case fact.Running, fact.Starting, fact.FallingAsleep, fact.Asleep, fact.Waking, fact.Stopped:
 		if sb.Asking() {
 			t.refuseGrant(grant, by, step.ClaimRefused{Why: step.NotConfigured, Sandbox: sb.Sandbox})
 			return nil
@@ -99,7 +99,7 @@ func sandboxesOf(batch []*sandboxes.Sandbox) (live []*sandboxes.Sandbox, startin
 		case fact.Starting:
 			starting++
 			live = append(live, sb)
-		case fact.Running, fact.FallingAsleep, fact.Asleep, fact.Waking:
+		case fact.Running, fact.FallingAsleep, fact.Asleep, fact.Waking, fact.Stopped:
 			live = append(live, sb)
 		case fact.Releasing:
 			releasing++
