@@ -52,7 +52,7 @@ func (w *world) judgeConfigured(s Sandbox) {
 	if known := w.core.sandboxes.Get(s.ID); known != nil && known.Phase >= Releasing && p.forgot == s.ID {
 		seen = false // the restart is why; the step that made the release durable may have sent the route before
 	}
-	if p.configured == s.ID && p.restored != s.Archive && w.disk.sandboxes[s.ID].Archive == s.Archive {
+	if s.Phase != Stopped && p.configured == s.ID && p.restored != s.Archive && w.disk.sandboxes[s.ID].Archive == s.Archive {
 		w.t.Fatalf("%s is used with the files of %q, and its pod has those of %q", s.ID, s.Archive, p.restored)
 	}
 	if s.Agent.Port != 0 && p.configured != s.ID && seen {

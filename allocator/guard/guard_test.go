@@ -324,6 +324,42 @@ func TestNoIDAndNoPodIsBoundTwice(t *testing.T) {
 	g.violates(guard.OneBinding, core.Tick{}, core.Write{Facts: []core.Fact{bind(retired)}})
 }
 
+// Invariant: P33
+func TestStoppedSandboxIsBoundToAnotherPod(t *testing.T) {
+	of := func(n, incarnation int, phase core.Phase) *core.SandboxFact {
+		sb := sandboxOn(n)
+		sb.Phase, sb.Incarnation, sb.Revision = phase, incarnation, core.Revision{Term: 1, Counter: uint64(7 + n)}
+		return &core.SandboxFact{Sandbox: sb}
+	}
+	write := func(f *core.SandboxFact) core.Write { return core.Write{Facts: []core.Fact{{Subject: f}}} }
+	g := begin(t, core.State{})
+	g.writes(of(1, 0, core.Running))
+	g.joins("r", 1, of(1, 0, core.Running).Sandbox)
+	g.violates(guard.OneBinding, core.Tick{}, write(of(1, 0, core.Stopped))) // its route was sent since
+	g.does(core.Written{})
+	g.writes(of(1, 0, core.Asleep))
+	g.violates(guard.OneBinding, core.Tick{}, write(of(2, 1, core.Starting)))
+	g.does(core.Written{})
+	g.violates(guard.PodFenced, core.Tick{}, core.DeletePod{Pod: podOf(1)})
+
+	g.writes(of(1, 0, core.Stopped))
+	g.does(core.Tick{}, core.DeletePod{Pod: podOf(1)})
+	g.violates(guard.RouteAwake, core.Tick{}, core.SendRoute{Stream: 1, Sequence: 2, Sandbox: of(1, 0, core.Running).Sandbox})
+	g.violates(guard.OneBinding, core.Tick{}, write(of(2, 0, core.Starting)))
+	g.does(core.Written{})
+	g.writes(of(2, 1, core.Starting))
+	g.violates(guard.PodFenced, core.Tick{}, core.DeletePod{Pod: podOf(2)})
+	g.writes(of(2, 1, core.Running))
+	g.does(core.Tick{}, core.SendRoute{Stream: 1, Sequence: 3, Sandbox: of(2, 1, core.Running).Sandbox})
+	other := of(2, 0, core.Running)
+	other.ID = strings.Repeat("c", 20)
+	g.violates(guard.OneBinding, core.Tick{}, write(other))
+
+	next := begin(t, core.State{Objects: []core.Sandbox{of(1, 0, core.Stopped).Sandbox}})
+	next.does(nil, core.DeletePod{Pod: podOf(1)})
+	next.writes(of(2, 1, core.Starting))
+}
+
 // An ID is forgotten with the record of its sandbox, so the tables are bounded by what is alive.
 func TestForgottenRecordsAndEndedSessionsLeaveNothing(t *testing.T) {
 	sb := sandboxOn(1)

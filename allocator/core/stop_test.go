@@ -1,0 +1,274 @@
+package core
+
+import (
+	"testing"
+	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/claims"
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+)
+
+// archived answers the WriteArchive of a stop.
+func (s *sim) archived(name string) {
+	s.t.Helper()
+	e := one[WriteArchive](s)
+	if e.Token != 0 || e.Sandbox.Phase != Asleep {
+		s.t.Fatalf("%+v", e)
+	}
+	s.step(ArchiveWritten{ID: e.Sandbox.ID, Order: e.Sandbox.Revision, OK: name != "", Why: "the store is full", Archive: name})
+}
+
+// stopped has a sandbox that is asleep stopped.
+func (s *sim) stopped(id, archive string) {
+	s.t.Helper()
+	s.step(Sleep{Token: 8, Scope: everyTeam, ID: id, Stop: true})
+	s.archived(archive)
+	if a := one[SandboxCallAnswered](s); a.Token != 8 || a.Status != CallOK {
+		s.t.Fatalf("answered %+v", a)
+	}
+}
+
+// anotherPod has a warm pod with an agent come into being.
+func (s *sim) anotherPod(n int) {
+	s.t.Helper()
+	name := string(rune('a'+n-1)) + "-next"
+	s.step(PodSeen{with(warmPod("a-1"), func(p *Pod) { p.Key, p.IP, p.AgentPort = key(name), address(n), 49983 })})
+}
+
+// Invariant: P33
+func TestStoppedSandboxRunsInAnotherPodUnderItsID(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{}, "q")
+	s.step(Sleep{Token: 8, Scope: everyTeam, ID: sb.ID, Stop: true})
+	s.acked("q", 1)
+	s.pass(window)
+	none[WriteArchive](s)
+	s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
+	none[DeletePod](s)
+	s.archived("first")
+	if a := one[SandboxCallAnswered](s); a.Token != 8 || a.Status != CallOK {
+		t.Fatalf("answered %+v", a)
+	}
+	if d := one[DeletePod](s); d.Pod != sb.Pod {
+		t.Errorf("%+v", d)
+	}
+	none[SendRelease](s) // a tombstone would keep the ID from ever being routed again
+	if got := s.view(sb.ID); got.Phase != Stopped || got.Archive != "first" || got.Incarnation != 0 {
+		t.Errorf("it is %+v", got)
+	}
+	s.step(Sleep{Token: 9, Scope: everyTeam, ID: sb.ID, Stop: true})
+	if a := one[SandboxCallAnswered](s); a.Status != CallAsleep {
+		t.Errorf("%+v", a)
+	}
+
+	s.step(SetTimeout{Token: 10, Scope: everyTeam, ID: sb.ID, Lifetime: time.Minute, Extend: true, Wake: true})
+	none[SandboxCallAnswered](s) // no pod is warm
+	s.anotherPod(2)
+	configure := one[Configure](s)
+	if c := configure.Sandbox; c.ID != sb.ID || c.Pod == sb.Pod || c.IP != address(2) || c.Archive != "first" || c.Incarnation != 1 || c.Phase != Starting || !c.AsleepAt.IsZero() {
+		t.Fatalf("%+v", c)
+	}
+	none[StartSandbox](s)
+	s.step(PodGone{Key: sb.Pod}) // the former pod
+	s.step(Configured{ID: sb.ID, OK: true})
+	none[SendRoute](s)
+	s.step(Started{ID: one[StartSandbox](s).Sandbox.ID, OK: true})
+	if r := one[SendRoute](s); r.Sandbox.IP != address(2) {
+		t.Errorf("%+v", r)
+	}
+	if a := one[SandboxCallAnswered](s); a.Token != 10 || a.Status != CallOK || !a.Woken {
+		t.Errorf("%+v", a)
+	}
+	none[SandboxReady](s)
+	if got := s.view(sb.ID); got.Phase != Running || !got.EndAt.Equal(s.now.Wall.Add(time.Minute)) || !got.ClaimedAt.Equal(sb.ClaimedAt) {
+		t.Errorf("it is %+v", got)
+	}
+
+	s.step(Sleep{Token: 8, Scope: everyTeam, ID: sb.ID, Stop: true})
+	s.acked("q", 1)
+	s.pass(window)
+	s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
+	none[DropArchive](s)
+	s.archived("second")
+	if d := one[DropArchive](s); d.Sandbox.Archive != "first" {
+		t.Errorf("%+v", d)
+	}
+	s.step(Release{Token: 11, Scope: everyTeam, ID: sb.ID, Reason: fact.ReasonKilled})
+	if d := one[DropArchive](s); d.Sandbox.Archive != "second" {
+		t.Errorf("%+v", d)
+	}
+}
+
+func TestFailedStopLeavesTheSandboxAsleep(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{StopAfter: time.Minute})
+	s.asleep(sb.ID)
+	s.step(Sleep{Token: 8, Scope: everyTeam, ID: sb.ID, Stop: true})
+	s.archived("")
+	if a := one[SandboxCallAnswered](s); a.Status != CallRefused || a.Why != "the store is full" {
+		t.Errorf("%+v", a)
+	}
+	if got := s.view(sb.ID); got.Phase != Asleep || got.Archive != "" {
+		t.Errorf("it is %+v", got)
+	}
+	none[DeletePod](s)
+	s.pass(time.Minute)
+	s.archived("")
+	s.pass(9 * time.Second)
+	none[WriteArchive](s)
+	s.pass(time.Second)
+	e := one[WriteArchive](s)
+	s.step(ArchiveWritten{ID: sb.ID, Order: sb.Revision, OK: true, Archive: "of an earlier sleep"})
+	if got := s.view(sb.ID); got.Phase != Asleep {
+		t.Errorf("it is %+v", got)
+	}
+	s.step(ArchiveWritten{ID: sb.ID, Order: e.Sandbox.Revision, OK: true, Archive: "late"})
+	if got := s.view(sb.ID); got.Phase != Stopped || got.Archive != "late" {
+		t.Errorf("it is %+v", got)
+	}
+}
+
+// A called stop completes, as a called sleep does. One that was not called for ends with a wake.
+func TestRequestWakesAfterACalledStop(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{WakeOnTraffic: true, StopAfter: 20 * time.Second}, "q")
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
+	s.acked("q", 1)
+	s.pass(window)
+	s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
+	s.step(Sleep{Token: 8, Scope: everyTeam, ID: sb.ID, Stop: true})
+	archive := one[WriteArchive](s)
+	s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true})
+	none[Thaw](s)
+	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, OK: true, Archive: "x"})
+	s.anotherPod(2)
+	s.step(Configured{ID: one[Configure](s).Sandbox.ID, OK: true})
+	s.step(Started{ID: sb.ID, OK: true})
+	one[SendRoute](s)
+
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
+	s.acked("q", 1)
+	s.pass(window)
+	s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
+	s.pass(20 * time.Second)
+	one[WriteArchive](s)
+	s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true})
+	one[Thaw](s)
+}
+
+// Invariant: P33
+func TestFailedStartLeavesTheSandboxStopped(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	s.asleep(sb.ID)
+	s.stopped(sb.ID, "x")
+	wake := func(token uint64) {
+		s.step(SetTimeout{Token: token, Scope: everyTeam, ID: sb.ID, Lifetime: time.Minute, Wake: true})
+	}
+	refused := func(token uint64, why string) {
+		t.Helper()
+		if a := one[SandboxCallAnswered](s); a.Token != token || a.Status != CallRefused || a.Why != why {
+			t.Errorf("%+v", a)
+		}
+		if got := s.view(sb.ID); got.Phase != Stopped || got.Archive != "x" {
+			t.Errorf("it is %+v", got)
+		}
+		none[SandboxReleased](s)
+		none[DropArchive](s)
+	}
+	wake(20)
+	for i := range claims.MaxFailures {
+		s.anotherPod(i + 2)
+		c := one[Configure](s)
+		s.step(Configured{ID: sb.ID, Why: "it is damaged"})
+		if d := one[DeletePod](s); d.Pod != c.Sandbox.Pod {
+			t.Errorf("%+v", d)
+		}
+	}
+	refused(20, "it is damaged")
+
+	wake(21)
+	s.pass(30 * time.Second)
+	refused(21, "its pool has no pod for it")
+
+	wake(22)
+	s.anotherPod(6)
+	s.step(Configured{ID: sb.ID, OK: true})
+	pod := one[StartSandbox](s).Sandbox.Pod
+	s.step(Started{ID: sb.ID, Why: "500"})
+	if d := one[DeletePod](s); d.Pod != pod {
+		t.Errorf("%+v", d)
+	}
+	refused(22, "500")
+
+	wake(23)
+	s.anotherPod(7)
+	s.step(Release{Token: 24, Scope: everyTeam, ID: sb.ID, Reason: fact.ReasonKilled})
+	none[SandboxReleased](s) // which pod it has is not known to the next leader yet
+	s.step(Configured{ID: sb.ID, OK: true})
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonKilled {
+		t.Errorf("%+v", r)
+	}
+	one[DropArchive](s)
+	if a := one[SandboxCallAnswered](s); a.Token != 23 || a.Status != CallGone {
+		t.Errorf("%+v", a)
+	}
+}
+
+// Invariant: P33
+func TestNextLeaderFindsStoppedSandboxes(t *testing.T) {
+	pool := changed(idlePool(0), func(p *Pool) { p.Agent.Port = 49983 })
+	record := on("a-1", "x")
+	state := sandboxOf(record)
+	state.Phase, state.Archive, state.AsleepAt, state.Agent.Port = Stopped, "files", start.Wall, 49983
+	former := with(warmPod("a-1"), func(p *Pod) { p.Used = true })
+
+	s := newSimAt(t, 2, start)
+	s.recover([]Pool{pool}, []Pod{former}, record)
+	if d := one[DeletePod](s); d.Pod != former.Key {
+		t.Errorf("%+v", d)
+	}
+	none[SandboxReleased](s)
+	s.step(SetTimeout{Token: 9, Scope: everyTeam, ID: "x", Lifetime: time.Minute, Wake: true})
+	s.anotherPod(2)
+	if c := one[Configure](s).Sandbox; c.Archive != "files" || c.Incarnation != 1 {
+		t.Errorf("%+v", c)
+	}
+
+	// The earlier leader has ended while the agent was being configured.
+	next := *state
+	next.Revision = Revision{Term: 1, Counter: 9}
+	next.Phase, next.Incarnation, next.Pod, next.IP, next.AsleepAt = Starting, 1, key("b-next"), address(2), time.Time{}
+	shown := *state
+	half := Fact{Revision: Revision{Term: 1, Counter: 9}, Subject: &SandboxFact{Sandbox: next, Ungranted: 1}}
+	for _, ok := range []bool{true, false} {
+		s = newSimAt(t, 2, start)
+		st := State{Facts: []Fact{half}, Objects: []Sandbox{shown}, Pools: []Pool{pool}, Pods: []Pod{
+			with(warmPod("a-1"), func(p *Pod) { p.Key, p.IP, p.AgentPort = key("b-next"), address(2), 49983 }),
+		}}
+		s.recoverState(st)
+		none[Repaired](s) // the object is of the earlier incarnation
+		if c := one[Configure](s); !c.Ask || c.Sandbox.Pod != key("b-next") {
+			t.Fatalf("%+v", c)
+		}
+		s.step(Configured{ID: "x", OK: ok})
+		if ok {
+			one[StartSandbox](s)
+			continue
+		}
+		none[SandboxReleased](s)
+		if got := s.view("x"); got.Phase != Stopped || got.Archive != "files" {
+			t.Errorf("it is %+v", got)
+		}
+		if d := one[DeletePod](s); d.Pod != key("b-next") {
+			t.Errorf("%+v", d)
+		}
+	}
+}
+
+func TestDeletedPoolEndsItsStoppedSandboxes(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	s.asleep(sb.ID)
+	s.stopped(sb.ID, "x")
+	s.step(PoolSeen{Pool: changed(idlePool(1), func(p *Pool) { p.Agent.Port, p.Deleting = 49983, true })})
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonPoolDeleted {
+		t.Errorf("%+v", r)
+	}
+	one[DropArchive](s)
+}
