@@ -9,6 +9,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/berth-sandbox/berth/agent/accounts"
+	"github.com/berth-sandbox/berth/agent/files"
 	"github.com/berth-sandbox/berth/agent/freeze"
 	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
@@ -58,9 +61,11 @@ type Agent struct {
 	boxes, orders, calls chan struct{}
 	// configuring is held while a box is opened and its files are written.
 	configuring sync.Mutex
-	// restored says what came of the files of restoredFor, a sandbox. Both are guarded by configuring.
+	// restored says what came of the files of restoredFor, a sandbox. earlier was restored with them; nil: nothing. All are
+	// guarded by configuring.
 	restored    restored
 	restoredFor string
+	earlier     *earlier
 }
 
 // A client needs no token to send a box, so these bound what boxes take: how many are read at one time, and
@@ -315,17 +320,44 @@ func (a *Agent) configure(w http.ResponseWriter, _ *http.Request, sealed []byte)
 		Error(w, http.StatusConflict, "this agent has files of another sandbox, or a part of those of this one")
 		return nil
 	}
+	if c.Stopped != (a.earlier != nil) {
+		Error(w, http.StatusConflict, "stopped: must be set for an agent that has restored a configuration, and for no other one")
+		return nil
+	}
+	if c.Stopped {
+		c = a.earlier.config(c)
+	}
 	if err := a.prepare(c); err != nil {
 		return err
 	}
 	a.config.Store(c)
+	a.earlier = nil
 	close(a.configured)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
+// earlier is what a sandbox that was stopped had: its configuration, and the paths that were archived.
+type earlier struct {
+	restored *initbox.Config
+	paths    []string
+}
+
+// config returns the configuration of a sandbox that was stopped: what its claim has brought is as before, and who may
+// call the agent is as the allocator says now.
+func (e *earlier) config(now *initbox.Config) *initbox.Config {
+	c := *e.restored
+	c.SandboxID, c.AccessToken, c.Public, c.Stopped = now.SandboxID, now.AccessToken, now.Public, false
+	return &c
+}
+
+// has reports whether a file was restored, or was not there any more.
+func (e *earlier) has(name string) bool {
+	return e != nil && slices.ContainsFunc(e.paths, func(p string) bool { return strings.HasPrefix(name+"/", p+"/") })
+}
+
 // prepare does what must be done before the agent counts as configured. After an error the sandbox is
-// thrown away: nothing is undone.
+// thrown away: nothing is undone. A file below an archived path is left as the sandbox has left it.
 func (a *Agent) prepare(c *initbox.Config) error {
 	name := c.DefaultUser
 	if name == "" {
@@ -336,7 +368,11 @@ func (a *Agent) prepare(c *initbox.Config) error {
 		return fmt.Errorf("defaultUser: %w", err)
 	}
 	for i, f := range c.Files {
-		if err := a.o.WriteFile(account, f); err != nil {
+		name, err := files.Resolve(f.Path, account)
+		if err == nil && !a.earlier.has(name) {
+			err = a.o.WriteFile(account, f)
+		}
+		if err != nil {
 			return fmt.Errorf("files[%d]: %w", i, err)
 		}
 	}

@@ -77,6 +77,9 @@ func (a *Agent) archive(w http.ResponseWriter, r *http.Request, sealed []byte) e
 
 func (a *Agent) write(ctx context.Context, to io.Writer, o *initbox.FilesOrder) (archive.Summary, error) {
 	options, err := a.archiveOptions(o)
+	if err == nil && len(o.Seal) > 0 {
+		err = a.writeConfig(to, o.Seal)
+	}
 	if err != nil {
 		return archive.Summary{}, err
 	}
@@ -85,6 +88,16 @@ func (a *Agent) write(ctx context.Context, to io.Writer, o *initbox.FilesOrder) 
 		err = context.Cause(ctx)
 	}
 	return sum, err
+}
+
+// writeConfig writes the configuration behind its length, sealed for a sandbox that is stopped.
+func (a *Agent) writeConfig(to io.Writer, key []byte) error {
+	sealed, err := initbox.SealConfig(key, a.Config())
+	if err != nil {
+		return err
+	}
+	_, err = to.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(sealed))), sealed...))
+	return err
 }
 
 // sent is the stream to a client that takes some of it in streamWait.
@@ -107,15 +120,18 @@ func (s *sent) move() {
 	_ = s.control.SetWriteDeadline(time.Now().Add(streamWait)) // fails only without a connection, in tests
 }
 
-// first reads a box behind its length, and leaves what follows.
-func first(r io.Reader) ([]byte, error) {
+// first reads the box of an order behind its length, and leaves what follows.
+func first(r io.Reader) ([]byte, error) { return framed(r, initbox.MaxSealedOrder) }
+
+// framed reads at most so many bytes behind their length.
+func framed(r io.Reader, most uint32) ([]byte, error) {
 	var length [4]byte
 	if _, err := io.ReadFull(r, length[:]); err != nil {
 		return nil, fmt.Errorf("its length: %w", err)
 	}
 	n := binary.BigEndian.Uint32(length[:])
-	if n > initbox.MaxSealedOrder {
-		return nil, fmt.Errorf("%d bytes, at most %d", n, initbox.MaxSealedOrder)
+	if n > most {
+		return nil, fmt.Errorf("%d bytes, at most %d", n, most)
 	}
 	sealed := make([]byte, n)
 	_, err := io.ReadFull(r, sealed)
@@ -134,14 +150,14 @@ func (a *Agent) restore(w http.ResponseWriter, r *http.Request, sealed []byte) e
 		refuseFiles(w, http.StatusConflict, errNotFresh)
 		return nil
 	}
-	sum, err := a.read(w, r, o)
+	sum, was, err := a.read(w, r, o)
 	if err != nil {
 		a.o.Log.Error("the files were not restored, so this agent cannot be used", "error", err)
 		refuseFiles(w, http.StatusUnprocessableEntity, err)
 		return nil
 	}
 	a.configuring.Lock()
-	a.restored = whole
+	a.restored, a.earlier = whole, was
 	a.configuring.Unlock()
 	writeJSON(w, http.StatusOK, summaryOf(sum))
 	return nil
@@ -160,24 +176,53 @@ func (a *Agent) beginRestore(id string) bool {
 	return true
 }
 
-func (a *Agent) read(w http.ResponseWriter, r *http.Request, o *initbox.FilesOrder) (archive.Summary, error) {
+// read restores files, and the configuration in front of them if the order asks for it.
+func (a *Agent) read(w http.ResponseWriter, r *http.Request, o *initbox.FilesOrder) (
+	sum archive.Summary, was *earlier, err error,
+) {
 	options, err := a.archiveOptions(o)
 	if err != nil {
-		return archive.Summary{}, err
+		return sum, nil, err
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), filesWait)
 	defer cancel()
 	defer working(w)()
 	from := &received{r: r.Body, control: http.NewResponseController(w), hash: sha256.New()}
-	sum, err := archive.Restore(ctx, io.LimitReader(from, o.Size), options)
-	if err != nil {
-		return sum, err
+	stream := io.LimitReader(from, o.Size)
+	if len(o.Seal) > 0 {
+		c, err := readConfig(stream, o)
+		if err != nil {
+			return sum, nil, err
+		}
+		was = &earlier{c, options.Paths}
+	}
+	if sum, err = archive.Restore(ctx, stream, options); err != nil {
+		return sum, nil, err
 	}
 	if got := hex.EncodeToString(from.hash.Sum(nil)); from.n != o.Size || !strings.EqualFold(got, o.SHA256) {
-		return sum, fmt.Errorf("%w: %d bytes with the hash %s, and not %d with %s",
+		return sum, nil, fmt.Errorf("%w: %d bytes with the hash %s, and not %d with %s",
 			archive.ErrCorrupt, from.n, got, o.Size, o.SHA256)
 	}
-	return sum, nil
+	return sum, was, nil
+}
+
+// errNotOpened is the error of a configuration in front of an archive that is not that of the sandbox.
+var errNotOpened = errors.New("the configuration in the archive cannot be opened")
+
+// readConfig reads the configuration in front of an archive.
+func readConfig(stream io.Reader, o *initbox.FilesOrder) (*initbox.Config, error) {
+	sealed, err := framed(stream, initbox.MaxSealed)
+	if err != nil {
+		return nil, fmt.Errorf("%w: the configuration: %w", archive.ErrCorrupt, err)
+	}
+	c, err := initbox.OpenConfig(o.Seal, sealed)
+	if err == nil && c.SandboxID != o.SandboxID {
+		err = errors.New("it is that of another sandbox")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNotOpened, err)
+	}
+	return c, nil
 }
 
 // received is the stream from a client that sends some of it in streamWait.
@@ -242,7 +287,7 @@ func refuseFiles(w http.ResponseWriter, status int, err error) {
 func reasonOf(err error) initbox.Reason {
 	for known, reason := range map[error]initbox.Reason{
 		freeze.ErrAwake: initbox.NotFrozen, freeze.ErrSuperseded: initbox.Superseded, freeze.ErrHeld: initbox.Busy,
-		errNotFresh: initbox.NotFresh, archive.ErrTooLarge: initbox.TooLarge, archive.ErrTooManyFiles: initbox.TooManyFiles,
+		errNotFresh: initbox.NotFresh, errNotOpened: initbox.NotOpened, archive.ErrTooLarge: initbox.TooLarge, archive.ErrTooManyFiles: initbox.TooManyFiles,
 		archive.ErrChanged: initbox.Changed, archive.ErrNotAllowed: initbox.NotAllowed, archive.ErrCorrupt: initbox.Damaged,
 		archive.ErrVersion: initbox.OtherVersion, unix.ENOSPC: initbox.NoSpace, unix.EDQUOT: initbox.NoSpace,
 	} {

@@ -15,6 +15,12 @@ const (
 	maxName = 255
 )
 
+// Resolve returns the absolute, clean path that a path of Write means for an account. Symbolic links are not followed.
+func Resolve(path string, account accounts.Account) (string, error) {
+	name, err := resolve(path, &account, "")
+	return name, coded(err)
+}
+
 // resolve returns the absolute, clean path that text means for an account. "~" is the account's home.
 // Relative paths, the empty one included, begin at dir, or at the home if dir is empty. Symbolic links
 // are left to the kernel. Errors are InvalidArgument.

@@ -40,6 +40,9 @@ type Config struct {
 	DefaultUser string `json:"defaultUser,omitempty"`
 	// Workdir is where processes start that name no directory. Empty: the home of their user.
 	Workdir string `json:"workdir,omitempty"`
+	// Stopped: the sandbox was stopped, and its agent has restored its files. Envs, Secrets, Files, DefaultUser and Workdir
+	// are those of the configuration that was in the archive. They must not be set.
+	Stopped bool `json:"stopped,omitempty"`
 }
 
 // File is a file that is written at the claim. Its directories are made. It belongs to the default user.
@@ -68,6 +71,9 @@ func (c *Config) Check() error {
 		if err := text(f.name, f.value, maxID); err != nil {
 			return err
 		}
+	}
+	if c.Stopped && len(c.Envs)+len(c.Secrets)+len(c.Files)+len(c.DefaultUser)+len(c.Workdir) > 0 {
+		return errors.New("stopped: envVars, secrets, files, defaultUser and workdir come from the archive: leave them out")
 	}
 	return CheckValues(c.Envs, c.Secrets, c.Files)
 }

@@ -52,6 +52,9 @@ type FilesOrder struct {
 	// SHA256, in hexadecimal digits, and Size, in bytes, are those of the stream that follows. Of Restore.
 	SHA256 string `json:"sha256,omitempty"`
 	Size   int64  `json:"size,omitempty"`
+	// Seal is for a sandbox that is stopped: the key of SealConfig. The configuration is in front of the archive then.
+	// Empty: the stream has none.
+	Seal []byte `json:"seal,omitempty"`
 }
 
 // Check returns an error that names the first field that no agent accepts.
@@ -74,6 +77,8 @@ func (o *FilesOrder) Check() error {
 		return errors.New("size: must be at least 1")
 	case o.MaxBytes <= 0 || o.MaxFiles <= 0:
 		return errors.New("maxBytes and maxFiles: must be at least 1")
+	case len(o.Seal) != 0 && len(o.Seal) != SealSize:
+		return fmt.Errorf("seal: %d bytes, must have %d or none", len(o.Seal), SealSize)
 	case len(o.Paths) > maxPaths:
 		return fmt.Errorf("paths: %d, at most %d", len(o.Paths), maxPaths)
 	}
@@ -151,6 +156,8 @@ const (
 	NotAllowed   Reason = "not_allowed"
 	Damaged      Reason = "damaged"
 	NoSpace      Reason = "no_space"
+	// NotOpened: the configuration in front of the archive.
+	NotOpened    Reason = "not_opened"
 	OtherVersion Reason = "other_version"
 	// Failed is every other one. It has no sentence.
 	Failed Reason = "failed"
@@ -190,6 +197,9 @@ func (r *FilesRefusal) known() string {
 			"and not in /dev, /proc or /sys"
 	case Damaged:
 		return "the archive is not the one that was written"
+	case NotOpened:
+		return "the configuration in the archive cannot be opened: it was sealed with another access key, for another " +
+			"sandbox or by an agent of a later release, or it was changed"
 	case OtherVersion:
 		return "the archive has a version that the agent does not know: use an agent of the release that has written it"
 	case NoSpace:

@@ -61,6 +61,8 @@ func TestFilesOrderCheckNamesTheField(t *testing.T) {
 		"paths[1]: must not be empty":           func(a, _ *initbox.FilesOrder) { a.Paths = []string{"/a", ""} },
 		"paths[0]: 513 bytes, at most 512":      func(a, _ *initbox.FilesOrder) { a.Paths[0] = strings.Repeat("a", 513) },
 		"paths[0]: is not UTF-8":                func(a, _ *initbox.FilesOrder) { a.Paths[0] = "/\xff" },
+		"seal: 31 bytes, must have 32 or none":  func(a, _ *initbox.FilesOrder) { a.Seal = make([]byte, 31) },
+		"seal: 33 bytes, must have 32 or none":  func(_, r *initbox.FilesOrder) { r.Seal = make([]byte, 33) },
 	} {
 		a, r := archiveOrder(), restoreOrder()
 		change(a, r)
@@ -74,7 +76,7 @@ func TestFilesOrderCheckNamesTheField(t *testing.T) {
 		paths[i] = strings.Repeat("\x01", 512)
 	}
 	largest := &initbox.FilesOrder{SandboxID: strings.Repeat("\x01", 1024), Kind: initbox.Archive, Term: math.MaxUint64,
-		Counter: math.MaxUint64, Paths: paths, MaxBytes: math.MaxInt64, MaxFiles: math.MaxInt}
+		Counter: math.MaxUint64, Paths: paths, MaxBytes: math.MaxInt64, MaxFiles: math.MaxInt, Seal: make([]byte, 32)}
 	k := keys(t, sealer(t, 1))
 	sealed, err := sealer(t, 1).For(k.PublicKey()).SealFilesOrder(largest)
 	require.NoError(t, err)
@@ -112,6 +114,7 @@ func TestFilesRefusalTellsWhatToDo(t *testing.T) {
 		initbox.Busy: "another archive", initbox.NotFresh: "before it is configured", initbox.TooLarge: "maxBytes",
 		initbox.TooManyFiles: "maxFiles", initbox.Changed: "cannot be stopped", initbox.NotAllowed: "absolute",
 		initbox.Damaged: "not the one", initbox.NoSpace: "is full", initbox.OtherVersion: "release",
+		initbox.NotOpened: "another access key",
 	} {
 		r := &initbox.FilesRefusal{Reason: reason}
 		require.ErrorContains(t, r, want)
