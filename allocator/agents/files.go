@@ -28,6 +28,18 @@ type Archive struct {
 	Paths    []string
 	MaxBytes int64
 	MaxFiles int
+	// Stop names the archive of a sandbox that is stopped. It has the configuration too, sealed with a key that follows
+	// from this name, the ID of the sandbox and the cluster's key. Empty: it has only files.
+	Stop string
+}
+
+// seal returns the key that seals the configuration in an archive of a sandbox, nil if it has none.
+func (c *Caller) seal(id string, a *Archive) []byte {
+	if a.Stop == "" {
+		return nil
+	}
+	key := c.o.Key.Derive("stopped configuration 1 " + id + " " + a.Stop)
+	return key[:]
 }
 
 // Restore says which archive is restored, and where.
@@ -47,7 +59,7 @@ type Summary = initbox.Summary
 // written.
 func (c *Caller) Archive(ctx context.Context, s core.Sandbox, a Archive, w io.Writer) (sum Summary, err error) {
 	o := &initbox.FilesOrder{SandboxID: s.ID, Kind: initbox.Archive, Term: s.Revision.Term, Counter: s.Revision.Counter,
-		Paths: a.Paths, MaxBytes: a.MaxBytes, MaxFiles: a.MaxFiles}
+		Paths: a.Paths, MaxBytes: a.MaxBytes, MaxFiles: a.MaxFiles, Seal: c.seal(s.ID, &a)}
 	now := incarnation{s.Pod.Whole(), s.Restarts}
 	peer, _ := c.known.Get(now)
 	err = c.call(ctx, at(s), func(l *line) error {
@@ -66,7 +78,7 @@ func (c *Caller) Archive(ctx context.Context, s core.Sandbox, a Archive, w io.Wr
 		case err != nil:
 			return err
 		case code != http.StatusOK:
-			return refused(code, answer, o.Kind)
+			return refused(code, answer, o)
 		case text == "":
 			return refusal(initbox.Reason(trailer.Get(initbox.FailureTrailer)), errPart)
 		case json.Unmarshal([]byte(text), &sum) != nil || sum.Check(a.MaxBytes, a.MaxFiles) != nil:
@@ -89,7 +101,7 @@ var errPart = errors.New("the agent has written a part of an archive")
 // another one.
 func (c *Caller) Restore(ctx context.Context, s core.Sandbox, r Restore, from io.Reader) (sum Summary, err error) {
 	o := &initbox.FilesOrder{SandboxID: s.ID, Kind: initbox.Restore, Paths: r.Paths, MaxBytes: r.MaxBytes,
-		MaxFiles: r.MaxFiles, SHA256: r.SHA256, Size: r.Size}
+		MaxFiles: r.MaxFiles, SHA256: r.SHA256, Size: r.Size, Seal: c.seal(s.ID, &r.Archive)}
 	err = c.call(ctx, at(s), func(l *line) error {
 		var peer *initbox.Peer // a key that is not new would cost the stream
 		code, answer, err := c.deliver(l, &peer, func() ([]byte, error) { return peer.SealFilesOrder(o) },
@@ -98,7 +110,7 @@ func (c *Caller) Restore(ctx context.Context, s core.Sandbox, r Restore, from io
 		case err != nil:
 			return err
 		case code != http.StatusOK:
-			return refused(code, answer, o.Kind)
+			return refused(code, answer, o)
 		case json.Unmarshal(answer, &sum) != nil || sum.Check(r.MaxBytes, r.MaxFiles) != nil:
 			return errors.New("the agent's summary of what it has restored is impossible")
 		}
@@ -111,9 +123,14 @@ func (c *Caller) Restore(ctx context.Context, s core.Sandbox, r Restore, from io
 }
 
 // refused returns the error for an answer of an agent to a FilesOrder.
-func refused(code int, answer []byte, kind initbox.Kind) error {
-	err := fmt.Errorf("the agent answered %d to the order %s", code, kind)
+func refused(code int, answer []byte, o *initbox.FilesOrder) error {
+	err := fmt.Errorf("the agent answered %d to the order %s", code, o.Kind)
 	switch code {
+	case http.StatusBadRequest:
+		if len(o.Seal) > 0 { // it does not know the field
+			return &RefusedError{Why: "the agent has a version that cannot stop a sandbox or wake one that was stopped: those " +
+				"that are installed from now on can"}
+		}
 	case http.StatusConflict, http.StatusUnprocessableEntity:
 		var r initbox.FilesRefusal
 		_ = json.Unmarshal(answer, &r) // no reason is an unknown one
@@ -157,8 +174,8 @@ func (l *line) receive(box []byte, maxBytes int64, w io.Writer) (
 		return code, answer, nil, err
 	}
 	defer response.Body.Close()
-	// More than what maxBytes are compressed to, and what divides the stream.
-	limited.N = min(maxBytes, math.MaxInt64/2) + maxBytes/32 + 2<<20
+	// More than what a configuration has, what maxBytes are compressed to, and what divides the stream.
+	limited.N = initbox.MaxSealed + min(maxBytes, math.MaxInt64/2) + maxBytes/32 + 2<<20
 	sink := &sink{Writer: w}
 	_, err = io.CopyBuffer(sink, response.Body, make([]byte, piece))
 	switch {

@@ -38,6 +38,11 @@ import (
 // realAgent is an agent in a pod without processes.
 func realAgent(t *testing.T) http.HandlerFunc {
 	t.Helper()
+	return newAgent(t).ServeHTTP
+}
+
+func newAgent(t *testing.T) *agent.Agent {
+	t.Helper()
 	sealer, err := agents.SealerOf(clusterKey(t))
 	require.NoError(t, err)
 	keys, err := initbox.NewKeys(sealer.PublicKey())
@@ -49,7 +54,7 @@ func realAgent(t *testing.T) http.HandlerFunc {
 	a, err := agent.New(agent.Options{Log: slog.New(slog.DiscardHandler), Keys: keys, Accounts: directory, Freezer: freezer,
 		WriteFile: func(accounts.Account, initbox.File) error { return nil }})
 	require.NoError(t, err)
-	return a.ServeHTTP
+	return a
 }
 
 // tree returns a directory with a file in it.
@@ -110,6 +115,63 @@ func TestFilesOfASandboxMoveToAnotherPod(t *testing.T) {
 	again.Restarts++
 	_, err = c.Restore(t.Context(), again, restoreOf(dir, stream.Bytes()), bytes.NewReader(stream.Bytes()))
 	require.NoError(t, err)
+}
+
+// Invariant: P31
+func TestStoppedSandboxWakesInAnotherPod(t *testing.T) {
+	dir, c := tree(t, "archived"), caller(t, always)
+	s := pod(t, realAgent(t))
+	s.Revision = core.Revision{Term: 3, Counter: 7}
+	values := &agents.Values{Envs: map[string]string{"A": "canary"}, Secrets: map[string]string{"KEY": "canary"},
+		Files: []initbox.File{{Path: "/etc/a", Data: []byte("canary")}}}
+	require.NoError(t, c.Configure(t.Context(), s, values))
+	require.NoError(t, c.Freeze(t.Context(), s, true))
+	var stream bytes.Buffer
+	stop := archiveOf(dir)
+	stop.Stop = "0-abc"
+	_, err := c.Archive(t.Context(), s, stop, &stream)
+	require.NoError(t, err)
+	require.NotContains(t, stream.String(), "canary")
+
+	wake := restoreOf(dir, stream.Bytes())
+	wake.Stop = "0-abc"
+	for name, change := range map[string]func(*core.Sandbox, *agents.Restore){
+		"another archive": func(_ *core.Sandbox, r *agents.Restore) { r.Stop = "1-abc" },
+		"another sandbox": func(s *core.Sandbox, _ *agents.Restore) { s.ID = "k3x8" },
+	} {
+		next, order := pod(t, realAgent(t)), wake
+		change(&next, &order)
+		_, err := c.Restore(t.Context(), next, order, bytes.NewReader(stream.Bytes()))
+		requireRefused(t, err, initbox.NotOpened)
+		next.Archive = "0-abc"
+		require.ErrorContains(t, c.Configure(t.Context(), next, nil), "answered 409", name)
+	}
+	next := pod(t, realAgent(t))
+	next.Archive = "0-abc"
+	require.ErrorContains(t, c.Configure(t.Context(), next, nil), "answered 409", "it has restored nothing")
+
+	a := newAgent(t)
+	next = pod(t, a.ServeHTTP)
+	_, err = caller(t, always).Restore(t.Context(), next, wake, bytes.NewReader(stream.Bytes()))
+	require.NoError(t, err)
+	require.ErrorContains(t, c.Configure(t.Context(), next, nil), "answered 409", "as after a claim")
+	next.Archive, next.Agent.Public = "0-abc", false
+	require.NoError(t, c.Configure(t.Context(), next, nil))
+	require.Equal(t, &initbox.Config{SandboxID: s.ID, AccessToken: clusterKey(t).Secret(s.ID).AgentToken(s.ID),
+		Envs: values.Envs, Secrets: values.Secrets, Files: values.Files}, a.Config())
+}
+
+func TestAgentOfAnEarlierReleaseIsNotStopped(t *testing.T) {
+	s := pod(t, filesAgent(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) }))
+	s.Revision = core.Revision{Term: 3, Counter: 7}
+	for stop, want := range map[string]string{"0-abc": "has a version that cannot stop", "": "answered 400 to the order"} {
+		a, r := archiveOf("/a"), restoreOf("/a", []byte("abc"))
+		a.Stop, r.Stop = stop, stop
+		_, err := caller(t, always).Archive(t.Context(), s, a, io.Discard)
+		require.ErrorContains(t, err, want)
+		_, err = caller(t, always).Restore(t.Context(), s, r, strings.NewReader("abc"))
+		require.ErrorContains(t, err, want)
+	}
 }
 
 func requireRefused(t *testing.T, err error, reason initbox.Reason) {
