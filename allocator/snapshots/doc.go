@@ -1,11 +1,14 @@
 // Package snapshots owns the snapshots of files of sandboxes in an object store: S3, Google Cloud Storage, Azure Blob
 // Storage, or a directory. The store is the only place where a snapshot is remembered. There is no record of it in the
-// journal, and no Kubernetes object.
+// journal, and no Kubernetes object. It has the archives of stopped sandboxes too. Those are no snapshots: the journal
+// names them.
 //
 // # Objects
 //
 //	archives/TEAM/KEY                the bytes of one attempt to make a snapshot. KEY has 26 random characters
 //	snapshots/TEAM/NAME:TAG.json     the manifest. A snapshot exists if and only if its manifest does
+//	stopped/TEAM/ID/N-KEY            the bytes of one attempt to stop a sandbox, which was stopped N times before
+//	stopped/TEAM/ID/N-KEY.json       its manifest, as that of a snapshot with the name ID and the tag N-KEY
 //
 // A name and a tag have 1 to 63 characters of a-z, 0-9, "_", "." and "-", and begin with a letter or a digit. TEAM is
 // "_" for sandboxes without a team, which is the name of no team. So no name leads out of the directory of its team.
@@ -27,6 +30,10 @@
 // the same name and tag. [Store.Delete] deletes the manifest and then the archive. [Store.Sweep] deletes what is
 // expired, and archives that are left over and older than an hour.
 //
+// [Store.WriteStopped] writes the archive of a stopped sandbox in the same way. The sandbox is stopped only when the
+// journal names the archive. [Store.DropStopped] deletes what a sandbox does not name any more, and [Store.SweepStopped]
+// what is older than an hour and named by no live sandbox.
+//
 // # Guarantees
 //
 //   - A call for a team reads, lists, replaces and deletes snapshots of that team only. For a snapshot of another team
@@ -39,13 +46,19 @@
 //   - Sweep deletes no archive that a manifest names. It lists archives before manifests, and deletes none if it could
 //     not read every manifest. A Write takes less than an hour, so an archive of that age has its manifest or gets
 //     none.
+//   - No call for snapshots reads, lists or deletes the archive of a stopped sandbox. It is read for its team and its
+//     sandbox only, and written once, under a key of its own for each attempt.
+//   - SweepStopped deletes no archive that a live sandbox names. It lists archives before it asks which ones are named. An
+//     archive of its age is named by then, or never.
 //   - A damaged manifest hides no other snapshot. It is told with the name of the object.
-//   - Each team has at most so many snapshots and bytes as the [Options] say, also when several are written at once. At
+//   - Each team has at most so many snapshots and bytes as the [Options] say, also when several are written at once. The
+//     bytes are those of its stopped sandboxes too, and those share the places to write and to read with snapshots. At
 //     most four are written at once, and a team begins one only while it has fewer than are free. So two at most are of
 //     one team. A Write that finds no place ends at once with [ErrBusy].
 //   - At most 64 archives are read at once, and 32 at most for one team, by the same rule. So does [Store.Open] end.
 //   - A Write needs about 50 MB of memory. Lists are read with eight requests at once.
-//   - There can be 100,000 snapshots, and as many archives. Sweep fails if there are more.
+//   - There can be 100,000 snapshots, as many archives of them, and 50,000 archives of stopped sandboxes. Sweep and
+//     SweepStopped fail if there are more.
 //   - Each request to the store ends within 30 s. An archive ends when it makes no progress for 60 s, and after 15
 //     minutes. A directory has no such bounds, if its file system hangs.
 //

@@ -9,6 +9,8 @@ import (
 var (
 	// ErrNotFound: the team has no such snapshot, or it is expired.
 	ErrNotFound = errors.New("there is no such snapshot")
+	// ErrGone: the store has not the archive of a stopped sandbox.
+	ErrGone = errors.New("the archive of the stopped sandbox is not in the object store")
 	// ErrInvalid: a name, a tag, a team or a size is not allowed. The error says which, and what is.
 	ErrInvalid = errors.New("not valid")
 	// ErrFull: the team has as many snapshots or bytes as it may have. The error says which.

@@ -56,7 +56,7 @@ func (s *Store) Open(ctx context.Context, snapshot Snapshot) (io.ReadCloser, err
 	if err != nil {
 		return nil, err
 	}
-	if !ownArchive(dir, snapshot.Archive) {
+	if at := stoppedKey.FindStringSubmatch(snapshot.Archive); !ownArchive(dir, snapshot.Archive) && (at == nil || at[1] != dir) {
 		return nil, fmt.Errorf("archive %.100q: %w: not a key of the team", snapshot.Archive, ErrInvalid)
 	}
 	leave, ok := s.enter(snapshot.Team)

@@ -23,6 +23,7 @@ const DefaultTag = "default"
 const (
 	manifests = "snapshots/"
 	archives  = "archives/"
+	stopped   = "stopped/"
 )
 
 const (
@@ -152,7 +153,10 @@ func decode(key string, raw []byte) (Snapshot, error) {
 	in.DisallowUnknownFields()
 	err := in.Decode(&m)
 	sum, notHex := hex.DecodeString(m.SHA256)
-	at := manifestKey.FindStringSubmatch(key)
+	at, isStopped := manifestKey.FindStringSubmatch(key), false
+	if at == nil && strings.HasSuffix(key, ".json") {
+		at, isStopped = stoppedKey.FindStringSubmatch(key), true
+	}
 	switch {
 	case at == nil:
 		err = fmt.Errorf("the key is not that of a manifest")
@@ -165,7 +169,7 @@ func decode(key string, raw []byte) (Snapshot, error) {
 		err = fmt.Errorf("version %d: this program reads version %d", m.Version, version)
 	case cmp.Or(m.Team, noTeam) != at[1] || m.Name != at[2] || m.Tag != at[3] || checkRef(m.Name, m.Tag) != nil:
 		err = fmt.Errorf("it is the manifest of %.100q of the team %.100q", m.Ref(), m.Team)
-	case !ownArchive(at[1], m.Archive):
+	case isStopped && m.Archive+".json" != key, !isStopped && !ownArchive(at[1], m.Archive):
 		err = fmt.Errorf("archive %.100q: not a key of the team", m.Archive)
 	case notHex != nil || len(sum) != 32:
 		err = fmt.Errorf("sha256 %.100q: must have 64 hexadecimal digits", m.SHA256)

@@ -30,7 +30,7 @@ const (
 type Options struct {
 	// MaxPerTeam is how many snapshots a team may have.
 	MaxPerTeam int
-	// MaxBytesPerTeam bounds the archives of all of them together, in bytes.
+	// MaxBytesPerTeam bounds the archives of all of them and of the stopped sandboxes of a team together, in bytes.
 	MaxBytesPerTeam int64
 }
 
@@ -57,10 +57,11 @@ type Store struct {
 	reading map[string]int // the same, by team
 }
 
-// attempt is a Write that has a place.
+// attempt is a Write or a WriteStopped that has a place.
 type attempt struct {
 	team, key string // key is that of the manifest
 	reserved  int64  // bytes
+	sandbox   string // that is stopped; empty: a snapshot is made
 }
 
 // Open opens the store at an address. The program has to import package drivers. Open does not ask the store anything: a

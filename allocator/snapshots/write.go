@@ -34,7 +34,14 @@ func (s *Store) Write(
 	if err != nil {
 		return Snapshot{}, err
 	}
-	a := &attempt{snapshot.Team, key, min(maxSize, maxArchive)}
+	snapshot.Archive = newArchive(dir)
+	return s.put(ctx, &attempt{team: snapshot.Team, key: key, reserved: min(maxSize, maxArchive)}, snapshot, write)
+}
+
+// put writes the archive of a snapshot to its key, and then the manifest.
+func (s *Store) put(
+	ctx context.Context, a *attempt, snapshot Snapshot, write func(ctx context.Context, w io.Writer) (Contents, error),
+) (Snapshot, error) {
 	others, err := s.begin(a)
 	if err != nil {
 		return Snapshot{}, err
@@ -45,7 +52,6 @@ func (s *Store) Write(
 		return Snapshot{}, err
 	}
 	snapshot.CreatedAt, snapshot.ExpiresAt = s.now().UTC(), snapshot.ExpiresAt.UTC()
-	snapshot.Archive = newArchive(dir)
 	if err := s.upload(ctx, &snapshot, a.reserved, room, write); err != nil {
 		return Snapshot{}, err
 	}
@@ -57,7 +63,7 @@ func (s *Store) Write(
 		return Snapshot{}, err
 	}
 	err = s.change(ctx, "writing the manifest", func(ctx context.Context) error {
-		return s.bucket.WriteAll(ctx, key, raw, &blob.WriterOptions{ContentType: "application/json"})
+		return s.bucket.WriteAll(ctx, a.key, raw, &blob.WriterOptions{ContentType: "application/json"})
 	})
 	if err == nil && replaced != "" {
 		s.discard(ctx, replaced)
@@ -65,10 +71,10 @@ func (s *Store) Write(
 	return snapshot, err
 }
 
-// others are what other attempts of a team have.
+// others are what other attempts of a team have. snapshots are those of them that make a snapshot.
 type others struct {
-	count int
-	bytes int64
+	count, snapshots int
+	bytes            int64
 }
 
 // begin gives an attempt a place, and returns what the others of its team have.
@@ -80,7 +86,11 @@ func (s *Store) begin(a *attempt) (o others, err error) {
 			return others{}, ErrBusy
 		}
 		if b.team == a.team {
-			o = others{o.count + 1, o.bytes + b.reserved}
+			o.count++
+			o.bytes += b.reserved
+			if b.sandbox == "" {
+				o.snapshots++
+			}
 		}
 	}
 	if o.count >= places-len(s.writing) {
@@ -97,13 +107,14 @@ func (s *Store) end(a *attempt) {
 }
 
 // room returns how many bytes the team of an attempt has left, and the archive of the snapshot that it replaces, or
-// ErrFull. What began before counts with all that it has reserved: it may be there already, or not yet.
+// ErrFull. What began before counts with all that it has reserved: it may be there already, or not yet. Archives of stopped
+// sandboxes count with their bytes only, and not those that an attempt for the same sandbox is to replace.
 func (s *Store) room(ctx context.Context, a *attempt, o others) (left int64, replaced string, err error) {
 	dir, err := directory(a.team)
 	if err != nil {
 		return 0, "", err
 	}
-	count, left, now := o.count, s.o.MaxBytesPerTeam-o.bytes, s.now()
+	count, left, now := o.snapshots, s.o.MaxBytesPerTeam-o.bytes, s.now()
 	err = s.scan(ctx, manifests+dir+"/", func(key string, found Snapshot, damaged error) {
 		switch {
 		case key == a.key:
@@ -113,13 +124,22 @@ func (s *Store) room(ctx context.Context, a *attempt, o others) (left int64, rep
 			left -= found.Size
 		}
 	})
+	if err != nil {
+		return 0, "", err
+	}
+	listed, err := s.objects(ctx, stopped+dir+"/")
+	for _, o := range listed {
+		if at := stoppedKey.FindStringSubmatch(o.Key); at == nil || at[2] != a.sandbox {
+			left -= o.Size
+		}
+	}
 	switch {
 	case err != nil:
 		return 0, "", err
-	case count >= s.o.MaxPerTeam:
+	case a.sandbox == "" && count >= s.o.MaxPerTeam:
 		return 0, "", fmt.Errorf("%w: it has %d, and may have %d", ErrFull, count, s.o.MaxPerTeam)
 	case left <= 0:
-		return 0, "", fmt.Errorf("%w: its snapshots have the %d bytes that they may have", ErrFull, s.o.MaxBytesPerTeam)
+		return 0, "", fmt.Errorf("%w: its snapshots and stopped sandboxes have the %d bytes that they may have", ErrFull, s.o.MaxBytesPerTeam)
 	}
 	return left, replaced, nil
 }
@@ -140,7 +160,7 @@ func (s *Store) upload(
 	}
 	in := &upload{out: out, sum: sha256.New(), watch: w, limit: size, over: ErrTooLarge}
 	if room < size {
-		in.limit, in.over = room, fmt.Errorf("%w: its snapshots may have %d bytes, and %d are left", ErrFull,
+		in.limit, in.over = room, fmt.Errorf("%w: its snapshots and stopped sandboxes may have %d bytes, and %d are left", ErrFull,
 			s.o.MaxBytesPerTeam, room)
 	}
 	w.begin()
