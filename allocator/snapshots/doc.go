@@ -7,8 +7,8 @@
 //
 //	archives/TEAM/KEY                the bytes of one attempt to make a snapshot. KEY has 26 random characters
 //	snapshots/TEAM/NAME:TAG.json     the manifest. A snapshot exists if and only if its manifest does
-//	stopped/TEAM/ID/N-KEY            the bytes of one attempt to stop a sandbox, which was stopped N times before
-//	stopped/TEAM/ID/N-KEY.json       its manifest, as that of a snapshot with the name ID and the tag N-KEY
+//	stopped/TEAM/ID/KEY              the bytes of one attempt to stop the sandbox with this ID
+//	stopped/TEAM/ID/KEY.json         its manifest, as that of a snapshot with the name ID and the tag KEY
 //
 // A name and a tag have 1 to 63 characters of a-z, 0-9, "_", "." and "-", and begin with a letter or a digit. TEAM is
 // "_" for sandboxes without a team, which is the name of no team. So no name leads out of the directory of its team.
@@ -31,7 +31,7 @@
 // expired, and archives that are left over and older than an hour.
 //
 // [Store.WriteStopped] writes the archive of a stopped sandbox in the same way. The sandbox is stopped only when the
-// journal names the archive. [Store.DropStopped] deletes what a sandbox does not name any more, and [Store.SweepStopped]
+// journal names the archive. [Store.DropStopped] deletes what no sandbox names any more, and [Store.SweepStopped]
 // what is older than an hour and named by no live sandbox.
 //
 // # Guarantees

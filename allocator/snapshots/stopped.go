@@ -7,50 +7,42 @@ import (
 	"fmt"
 	"io"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"gocloud.dev/gcerrors"
-
-	"github.com/berth-sandbox/berth/api/sandboxid"
 )
 
-// maxIncarnation is more than how often a sandbox is stopped.
-const maxIncarnation = 999_999_999
+// The parts are the directory of the team, the sandbox, and the name of the archive.
+var stoppedKey = regexp.MustCompile(`^stopped/([a-z0-9_-]+)/([a-z0-9]{1,57})/([a-z2-7]{26})(?:\.json)?$`)
 
-// The parts are the directory of the team, the sandbox, the name of the archive and its incarnation.
-var stoppedKey = regexp.MustCompile(`^stopped/([a-z0-9_-]+)/([a-z0-9]+)/((0|[1-9][0-9]{0,8})-[a-z2-7]{26})(?:\.json)?$`)
-
-func stoppedArchive(dir, sandboxID, name string) string {
-	return stopped + dir + "/" + sandboxID + "/" + name
-}
-
-// stoppedDirectory returns the directory of a team that has a sandbox with this ID.
-func stoppedDirectory(team, sandboxID string) (dir string, err error) {
-	if !sandboxid.Valid(sandboxID) {
-		return "", fmt.Errorf("sandbox ID %.100q: %w", sandboxID, ErrInvalid)
+// stoppedKeyOf returns the key of an archive of a stopped sandbox. That of its manifest has ".json" behind it.
+func stoppedKeyOf(team, sandboxID, name string) (string, error) {
+	dir, err := directory(team)
+	if err != nil {
+		return "", err
 	}
-	return directory(team)
+	key := stopped + dir + "/" + sandboxID + "/" + name
+	if at := stoppedKey.FindStringSubmatch(key); at == nil || at[2] != sandboxID || at[3] != name {
+		return "", fmt.Errorf("archive %.100q of sandbox %.100q: %w", name, sandboxID, ErrInvalid)
+	}
+	return key, nil
 }
 
-// WriteStopped writes the archive of a sandbox that is to be stopped, for the team, pool and sandbox ID of of.
-// incarnation is how often the sandbox was stopped before. write is as that of Write, and gets the name of the archive,
-// which is the tag of what is returned: 2 to 36 characters of a-z, 0-9 and "-". It has no other expiry than
-// DropStopped and SweepStopped. The errors are as those of Write.
+// WriteStopped writes the archive of a sandbox that is to be stopped, for the team, pool and sandbox ID of of. write is as
+// that of Write, and gets the name of the archive, which is the tag of what is returned: 26 characters of a-z and 0-9. The
+// archive does not expire. The errors are as those of Write.
 func (s *Store) WriteStopped(
-	ctx context.Context, of Snapshot, incarnation int, maxSize int64,
+	ctx context.Context, of Snapshot, maxSize int64,
 	write func(ctx context.Context, name string, w io.Writer) (Contents, error),
 ) (Snapshot, error) {
-	dir, err := stoppedDirectory(of.Team, of.SandboxID)
-	if err != nil {
+	made := Snapshot{Name: of.SandboxID, Tag: strings.ToLower(rand.Text()), Team: of.Team, Pool: of.Pool, SandboxID: of.SandboxID}
+	var err error
+	if made.Archive, err = stoppedKeyOf(made.Team, made.SandboxID, made.Tag); err != nil {
 		return Snapshot{}, err
 	}
-	if maxSize <= 0 || incarnation < 0 || incarnation > maxIncarnation {
-		return Snapshot{}, fmt.Errorf("size of the archive %d, incarnation %d: %w: must be positive", maxSize, incarnation, ErrInvalid)
+	if maxSize <= 0 {
+		return Snapshot{}, fmt.Errorf("size of the archive %d: %w: must be positive", maxSize, ErrInvalid)
 	}
-	made := Snapshot{Name: of.SandboxID, Tag: fmt.Sprintf("%d-%s", incarnation, strings.ToLower(rand.Text())), Team: of.Team,
-		Pool: of.Pool, SandboxID: of.SandboxID}
-	made.Archive = stoppedArchive(dir, made.Name, made.Tag)
 	a := &attempt{team: made.Team, key: made.Archive + ".json", reserved: min(maxSize, maxArchive), sandbox: made.SandboxID}
 	return s.put(ctx, a, made, func(ctx context.Context, w io.Writer) (Contents, error) { return write(ctx, made.Tag, w) })
 }
@@ -58,13 +50,9 @@ func (s *Store) WriteStopped(
 // GetStopped returns what WriteStopped has written under a name, for Open. It returns ErrGone, ErrInvalid, ErrDamaged or an
 // error of the store.
 func (s *Store) GetStopped(ctx context.Context, team, sandboxID, name string) (Snapshot, error) {
-	dir, err := stoppedDirectory(team, sandboxID)
+	key, err := stoppedKeyOf(team, sandboxID, name)
 	if err != nil {
 		return Snapshot{}, err
-	}
-	key := stoppedArchive(dir, sandboxID, name)
-	if at := stoppedKey.FindStringSubmatch(key); at == nil || at[3] != name {
-		return Snapshot{}, fmt.Errorf("archive %.100q: %w", name, ErrInvalid)
 	}
 	found, err := s.read(ctx, key+".json")
 	if errors.Is(err, ErrNotFound) {
@@ -73,39 +61,19 @@ func (s *Store) GetStopped(ctx context.Context, team, sandboxID, name string) (S
 	return found, err
 }
 
-// DropStopped deletes archives of a stopped sandbox. keep, the name of an archive, is kept, and so are those of higher
-// incarnations: a late call must not delete what was written since. Empty: all are deleted. After an error some may be
-// left, which SweepStopped deletes.
-func (s *Store) DropStopped(ctx context.Context, team, sandboxID, keep string) error {
-	dir, err := stoppedDirectory(team, sandboxID)
+// DropStopped deletes what WriteStopped has written under a name, if it is there. After an error a part may be left, which
+// SweepStopped deletes.
+func (s *Store) DropStopped(ctx context.Context, team, sandboxID, name string) error {
+	key, err := stoppedKeyOf(team, sandboxID, name)
 	if err != nil {
 		return err
 	}
-	prefix := stoppedArchive(dir, sandboxID, "")
-	kept := stoppedKey.FindStringSubmatch(prefix + keep)
-	if keep != "" && (kept == nil || kept[3] != keep) {
-		return fmt.Errorf("archive %.100q: %w", keep, ErrInvalid)
-	}
-	listed, err := s.objects(ctx, prefix)
-	if err != nil {
-		return err
-	}
-	for _, o := range listed {
-		at := stoppedKey.FindStringSubmatch(o.Key)
-		if at == nil || kept != nil && (at[3] == keep || number(at[4]) > number(kept[4])) {
-			continue
-		}
-		if _, err := s.remove(ctx, o.Key); err != nil {
+	for _, object := range []string{key + ".json", key} {
+		if _, err := s.remove(ctx, object); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// number returns the number that stoppedKey has found.
-func number(text string) int {
-	n, _ := strconv.Atoi(text) // it has nine digits at most
-	return n
 }
 
 // remove deletes an object of a stopped sandbox, if it is there.

@@ -16,9 +16,9 @@ import (
 )
 
 // stop writes the archive of a sandbox that is stopped.
-func stop(t *testing.T, s *snapshots.Store, team, id string, incarnation int, data []byte) snapshots.Snapshot {
+func stop(t *testing.T, s *snapshots.Store, team, id string, data []byte) snapshots.Snapshot {
 	t.Helper()
-	made, err := s.WriteStopped(t.Context(), sandbox(team, id), incarnation, 1<<30, ofStop(data))
+	made, err := s.WriteStopped(t.Context(), sandbox(team, id), 1<<30, ofStop(data))
 	require.NoError(t, err)
 	return made
 }
@@ -37,14 +37,14 @@ func TestStoppedSandboxIsReadAsItWasWritten(t *testing.T) {
 		s := w.open(t, large)
 		named := ""
 		for team, size := range map[string]int{"": 1, "red": 20 << 20} {
-			made, err := s.WriteStopped(t.Context(), sandbox(team, "box"), 7, 1<<30,
+			made, err := s.WriteStopped(t.Context(), sandbox(team, "box"), 1<<30,
 				func(ctx context.Context, name string, w io.Writer) (contents, error) {
 					named = name
 					return of(data(size))(ctx, w)
 				})
 			require.NoError(t, err)
 			require.Equal(t, named, made.Tag)
-			require.Regexp(t, `^7-[a-z0-9]{26}$`, made.Tag)
+			require.Regexp(t, `^[a-z0-9]{26}$`, made.Tag)
 			found, err := s.GetStopped(t.Context(), team, "box", made.Tag)
 			require.NoError(t, err)
 			require.Equal(t, made, found)
@@ -58,7 +58,7 @@ func TestStoppedSandboxIsReadAsItWasWritten(t *testing.T) {
 func TestStoppedSandboxIsNoSnapshotAndItsTeamsOnly(t *testing.T) {
 	each(t, func(t *testing.T, w *world) {
 		s := w.open(t, large)
-		made := stop(t, s, "red", "box", 0, data(9))
+		made := stop(t, s, "red", "box", data(9))
 		name := made.Tag
 		require.Empty(t, refs(t, s, "red"))
 		for _, ref := range []string{name, "box:" + name, "red/box:" + name, "box", "../stopped/red/box/" + name} {
@@ -71,7 +71,7 @@ func TestStoppedSandboxIsNoSnapshotAndItsTeamsOnly(t *testing.T) {
 		for _, team := range []string{"blue", "", "red-1"} {
 			_, err := s.GetStopped(t.Context(), team, "box", name)
 			require.ErrorIs(t, err, snapshots.ErrGone)
-			require.NoError(t, s.DropStopped(t.Context(), team, "box", ""))
+			require.NoError(t, s.DropStopped(t.Context(), team, "box", name))
 			stolen := made
 			stolen.Team = team
 			_, err = s.Open(t.Context(), stolen)
@@ -79,22 +79,20 @@ func TestStoppedSandboxIsNoSnapshotAndItsTeamsOnly(t *testing.T) {
 		}
 		_, err := s.GetStopped(t.Context(), "red", "bo", name)
 		require.ErrorIs(t, err, snapshots.ErrGone)
-		require.NoError(t, s.DropStopped(t.Context(), "red", "bo", ""))
+		require.NoError(t, s.DropStopped(t.Context(), "red", "bo", name))
 		for _, bad := range []string{"", ".", "../box", "box/x", "Box", "a-b", strings.Repeat("a", 99)} {
-			_, err := s.WriteStopped(t.Context(), sandbox("red", bad), 0, 1, ofStop(data(1)))
+			_, err := s.WriteStopped(t.Context(), sandbox("red", bad), 1, ofStop(data(1)))
 			require.ErrorIs(t, err, snapshots.ErrInvalid, bad)
 			_, err = s.GetStopped(t.Context(), "red", bad, name)
 			require.ErrorIs(t, err, snapshots.ErrInvalid, bad)
-			require.ErrorIs(t, s.DropStopped(t.Context(), "red", bad, ""), snapshots.ErrInvalid, bad)
+			require.ErrorIs(t, s.DropStopped(t.Context(), "red", bad, name), snapshots.ErrInvalid, bad)
 		}
-		for _, bad := range []string{".", "..", "/", name + ".json", "../box/" + name, "x" + name, name + "\n", "-" + name} {
+		for _, bad := range []string{"", ".", "..", "/", name + ".json", "../box/" + name, "x" + name, name + "\n", "-" + name} {
 			_, err = s.GetStopped(t.Context(), "red", "box", bad)
 			require.ErrorIs(t, err, snapshots.ErrInvalid, bad)
 			require.ErrorIs(t, s.DropStopped(t.Context(), "red", "box", bad), snapshots.ErrInvalid, bad)
 		}
-		_, err = s.WriteStopped(t.Context(), sandbox("red", "box"), -1, 1, ofStop(data(1)))
-		require.ErrorIs(t, err, snapshots.ErrInvalid)
-		_, err = s.WriteStopped(t.Context(), sandbox("red", "box"), 0, 0, ofStop(data(1)))
+		_, err = s.WriteStopped(t.Context(), sandbox("red", "box"), 0, ofStop(data(1)))
 		require.ErrorIs(t, err, snapshots.ErrInvalid)
 		requireArchive(t, s, made, data(9))
 
@@ -121,15 +119,15 @@ func TestStoppedSandboxIsNoSnapshotAndItsTeamsOnly(t *testing.T) {
 func TestFailedStopLeavesTheEarlierArchive(t *testing.T) {
 	each(t, func(t *testing.T, w *world) {
 		s := w.open(t, large)
-		made := stop(t, s, "red", "box", 0, data(9))
+		made := stop(t, s, "red", "box", data(9))
 		before := w.keys(t)
-		_, err := s.WriteStopped(t.Context(), sandbox("red", "box"), 1, 1<<30,
+		_, err := s.WriteStopped(t.Context(), sandbox("red", "box"), 1<<30,
 			func(_ context.Context, _ string, w io.Writer) (contents, error) {
 				_, _ = w.Write(data(20 << 20))
 				return contents{}, errAgent
 			})
 		require.ErrorIs(t, err, errAgent)
-		_, err = s.WriteStopped(t.Context(), sandbox("red", "box"), 1, 10, ofStop(data(11)))
+		_, err = s.WriteStopped(t.Context(), sandbox("red", "box"), 10, ofStop(data(11)))
 		require.ErrorIs(t, err, snapshots.ErrTooLarge)
 		require.Equal(t, before, w.keys(t))
 		requireArchive(t, s, made, data(9))
@@ -147,13 +145,13 @@ func TestArchiveOfAStopThatIsCutOffIsRefused(t *testing.T) {
 		}
 		next.ServeHTTP(out, r)
 	})
-	_, err := s.WriteStopped(t.Context(), sandbox("red", "box"), 0, 1<<30, ofStop(data(9)))
+	_, err := s.WriteStopped(t.Context(), sandbox("red", "box"), 1<<30, ofStop(data(9)))
 	require.Error(t, err)
 	for _, key := range w.keys(t) {
 		require.NotContains(t, key, ".json")
 	}
 	w.front.Store(nil)
-	made := stop(t, s, "red", "box", 0, data(9))
+	made := stop(t, s, "red", "box", data(9))
 	require.NoError(t, w.bucket.WriteAll(t.Context(), made.Archive, data(8), nil))
 	_, err = s.Open(t.Context(), made)
 	require.ErrorIs(t, err, snapshots.ErrDamaged)
@@ -165,21 +163,22 @@ func TestArchiveOfAStopThatIsCutOffIsRefused(t *testing.T) {
 func TestStoppedSandboxesCountInTheBytesOfTheirTeam(t *testing.T) {
 	each(t, func(t *testing.T, w *world) {
 		s := w.open(t, snapshots.Options{MaxPerTeam: 1, MaxBytesPerTeam: 10_000})
-		stop(t, s, "red", "a", 0, data(4000))
-		stop(t, s, "red", "b", 0, data(4000))
+		a, b := stop(t, s, "red", "a", data(4000)), stop(t, s, "red", "b", data(4000))
 		_, err := s.Write(t.Context(), named("red", "x"), 1<<20, of(data(4000)))
 		require.ErrorIs(t, err, snapshots.ErrFull)
-		_, err = s.WriteStopped(t.Context(), sandbox("red", "c"), 0, 1<<20, ofStop(data(4000)))
+		_, err = s.WriteStopped(t.Context(), sandbox("red", "c"), 1<<20, ofStop(data(4000)))
 		require.ErrorIs(t, err, snapshots.ErrFull)
 		require.ErrorContains(t, err, "stopped sandboxes")
-		stop(t, s, "red", "a", 1, data(4000)) // it replaces the earlier one
-		stop(t, s, "blue", "c", 0, data(4000))
-		require.NoError(t, s.DropStopped(t.Context(), "red", "a", ""))
+		next := stop(t, s, "red", "a", data(4000)) // it replaces the earlier one
+		stop(t, s, "blue", "c", data(4000))
+		for _, made := range []snapshots.Snapshot{a, next} {
+			require.NoError(t, s.DropStopped(t.Context(), "red", "a", made.Tag))
+		}
 		write(t, s, "red", "x", data(4000))
-		require.NoError(t, s.DropStopped(t.Context(), "red", "b", ""))
+		require.NoError(t, s.DropStopped(t.Context(), "red", "b", b.Tag))
 		_, err = s.Write(t.Context(), named("red", "y"), 1<<20, of(data(1)))
 		require.ErrorIs(t, err, snapshots.ErrFull, "the number of snapshots")
-		stop(t, s, "red", "c", 0, data(4000)) // it is none
+		stop(t, s, "red", "c", data(4000)) // it is none
 	})
 }
 
@@ -190,7 +189,7 @@ func TestStopsAndSnapshotsShareThePlaces(t *testing.T) {
 	began := make(chan struct{}, 2)
 	for _, id := range []string{"a", "b"} {
 		go func() {
-			_, err := s.WriteStopped(t.Context(), sandbox("red", id), 0, 1<<20,
+			_, err := s.WriteStopped(t.Context(), sandbox("red", id), 1<<20,
 				func(ctx context.Context, _ string, w io.Writer) (contents, error) {
 					began <- struct{}{}
 					<-release
@@ -202,44 +201,29 @@ func TestStopsAndSnapshotsShareThePlaces(t *testing.T) {
 	}
 	_, err := s.Write(t.Context(), named("red", "x"), 1<<20, of(data(1)))
 	require.ErrorIs(t, err, snapshots.ErrBusy)
-	_, err = s.WriteStopped(t.Context(), sandbox("red", "c"), 0, 1<<20, ofStop(data(1)))
+	_, err = s.WriteStopped(t.Context(), sandbox("red", "c"), 1<<20, ofStop(data(1)))
 	require.ErrorIs(t, err, snapshots.ErrBusy)
-	stop(t, s, "blue", "c", 0, data(1))
+	stop(t, s, "blue", "c", data(1))
 	close(release)
 	require.NoError(t, <-ended)
 	require.NoError(t, <-ended)
 }
 
 // Invariant: P31
-func TestDropKeepsTheNamedArchiveAndLaterOnes(t *testing.T) {
+func TestDropDeletesTheNamedArchiveOnly(t *testing.T) {
 	each(t, func(t *testing.T, w *world) {
 		s := w.open(t, large)
-		other := stop(t, s, "red", "boxes", 0, data(9))
-		var all []snapshots.Snapshot
-		for _, incarnation := range []int{0, 2, 9, 10, 10, 11} {
-			all = append(all, stop(t, s, "red", "box", incarnation, data(9)))
-		}
-		snapshot := write(t, s, "red", "box", data(9))
-		there := func() (left []int) {
-			for i, made := range all {
-				_, err := s.GetStopped(t.Context(), "red", "box", made.Tag)
-				if err == nil {
-					requireArchive(t, s, made, data(9))
-					left = append(left, i)
-				}
-			}
-			return left
-		}
+		made, next := stop(t, s, "red", "box", data(9)), stop(t, s, "red", "box", data(9))
+		other, snapshot := stop(t, s, "blue", "box", data(9)), write(t, s, "red", "box", data(9))
 		for range 2 {
-			require.NoError(t, s.DropStopped(t.Context(), "red", "box", all[3].Tag))
-			require.Equal(t, []int{3, 5}, there(), "of 10 the named one, and that of 11")
+			require.NoError(t, s.DropStopped(t.Context(), "red", "box", made.Tag))
+			_, err := s.GetStopped(t.Context(), "red", "box", made.Tag)
+			require.ErrorIs(t, err, snapshots.ErrGone)
 		}
-		require.NoError(t, s.DropStopped(t.Context(), "red", "box", ""))
-		require.Empty(t, there())
-		require.NoError(t, s.DropStopped(t.Context(), "red", "box", ""))
-		requireArchive(t, s, other, data(9))
-		requireArchive(t, s, snapshot, data(9))
-		require.Len(t, w.keys(t), 4)
+		for _, kept := range []snapshots.Snapshot{next, other, snapshot} {
+			requireArchive(t, s, kept, data(9))
+		}
+		require.Len(t, w.keys(t), 6)
 	})
 }
 
@@ -247,8 +231,8 @@ func TestDropKeepsTheNamedArchiveAndLaterOnes(t *testing.T) {
 func TestSweepKeepsTheArchivesThatSandboxesName(t *testing.T) {
 	each(t, func(t *testing.T, w *world) {
 		s := w.open(t, large)
-		kept, left := stop(t, s, "red", "box", 1, data(9)), stop(t, s, "red", "box", 0, data(7))
-		stop(t, s, "", "gone", 0, data(5))
+		kept, left := stop(t, s, "red", "box", data(9)), stop(t, s, "red", "box", data(7))
+		stop(t, s, "", "gone", data(5))
 		snapshot := write(t, s, "red", "box", data(9))
 		before := w.keys(t)
 		unasked := func(context.Context, []string) (map[string]string, error) { panic("asked") }
@@ -265,7 +249,7 @@ func TestSweepKeepsTheArchivesThatSandboxesName(t *testing.T) {
 		var late snapshots.Snapshot
 		done, err = s.SweepStopped(t.Context(), func(_ context.Context, ids []string) (map[string]string, error) {
 			require.ElementsMatch(t, []string{"box", "gone"}, ids)
-			late = stop(t, s, "red", "late", 0, data(3)) // it was not listed
+			late = stop(t, s, "red", "late", data(3)) // it was not listed
 			return map[string]string{"box": kept.Tag, "gone": ""}, nil
 		})
 		require.NoError(t, err)
@@ -289,7 +273,7 @@ func TestSweepKeepsTheArchivesThatSandboxesName(t *testing.T) {
 func TestStoreThatFailsDropsAndSweepsNothingMore(t *testing.T) {
 	w := newS3(t)
 	s := w.open(t, large)
-	made := stop(t, s, "red", "box", 0, data(9))
+	made := stop(t, s, "red", "box", data(9))
 	w.with(func(out http.ResponseWriter, r *http.Request, next http.Handler) {
 		if r.Method == http.MethodDelete {
 			out.WriteHeader(http.StatusForbidden)
@@ -297,7 +281,7 @@ func TestStoreThatFailsDropsAndSweepsNothingMore(t *testing.T) {
 		}
 		next.ServeHTTP(out, r)
 	})
-	require.ErrorIs(t, s.DropStopped(t.Context(), "red", "box", ""), snapshots.ErrStore)
+	require.ErrorIs(t, s.DropStopped(t.Context(), "red", "box", made.Tag), snapshots.ErrStore)
 	s.SetSweepAge(-time.Hour)
 	_, err := s.SweepStopped(t.Context(), func(context.Context, []string) (map[string]string, error) { return nil, nil })
 	require.ErrorIs(t, err, snapshots.ErrStore)
