@@ -42,7 +42,10 @@ func (t *term) configure(ctx context.Context, e core.Configure) {
 	}
 	values, _ := e.Values.(*agents.Values)
 	var err error
-	if values != nil && values.Restore != nil {
+	if e.Sandbox.Archive != "" {
+		values, err = t.stoppedFiles(ctx, e.Sandbox)
+	}
+	if err == nil && values != nil && values.Restore != nil {
 		err = t.restore(ctx, e.Sandbox, values)
 	}
 	if err == nil {
@@ -62,7 +65,7 @@ func (t *term) configure(ctx context.Context, e core.Configure) {
 		log.Warn("agent not configured, so its pod is thrown away", zap.Error(err))
 	}
 	t.a.traces.note(e.Sandbox.ID, func(s *claimSteps) { s.configured = time.Now() })
-	t.Submit(core.Configured{ID: e.Sandbox.ID, OK: err == nil, Why: reasonOf(snapshots.Public(err)), Hopeless: hopeless(err)})
+	t.Submit(core.Configured{ID: e.Sandbox.ID, OK: err == nil, Why: reasonOf(snapshots.Public(err)), Hopeless: hopeless(err) || e.Sandbox.Archive != "" && ofStore(err)})
 }
 
 // expect prepares the configuration of the agent in a pod that was seen.

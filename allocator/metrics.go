@@ -32,6 +32,7 @@ type metrics struct {
 	sleeps        prometheus.Counter
 	snapshots     *prometheus.CounterVec
 	restores      *prometheus.CounterVec
+	stopArchives  *prometheus.CounterVec
 	wakes         prometheus.Histogram
 	commits       prometheus.Histogram
 	heldBack      prometheus.Counter
@@ -48,7 +49,7 @@ func newMetrics(reg prometheus.Registerer, a *Allocator) (*metrics, error) {
 		claims: metric.Claims.Vec(), claimed: metric.ClaimSeconds.New(), batches: metric.BatchClaims.Vec(),
 		releases: metric.Releases.Vec(), reapLate: metric.ReapLateSeconds.Vec(), podFailures: metric.PodFailures.Vec(), recycles: metric.Recycles.Vec(),
 		repairs: metric.Repairs.New(), declaredDead: metric.DeclaredDead.New(), wouldReap: metric.WouldReap.New(),
-		snapshots: metric.Snapshots.Vec(), restores: metric.Restores.Vec(),
+		snapshots: metric.Snapshots.Vec(), restores: metric.Restores.Vec(), stopArchives: metric.StopArchives.Vec(),
 		sleeps: metric.Sleeps.New(), wakes: metric.WakeSeconds.New(),
 		commits: metric.CommitSeconds.New(), heldBack: metric.HeldBackSeconds.New(), acknowledged: metric.ReleaseAcknowledgedSeconds.New(),
 		slotsRepaired: metric.SlotsRepaired.New(), journalWrong: metric.JournalDamaged.New(),
@@ -84,7 +85,7 @@ func (m *metrics) register(reg prometheus.Registerer, a *Allocator) error {
 		return read(func(t *term) float64 { return value(t.objects.Backlog()) })
 	}
 	for _, c := range []prometheus.Collector{
-		m.claims, m.claimed, m.batches, m.pools.total, m.pools.wait, m.releases, m.reapLate, m.podFailures, m.recycles, m.repairs, m.declaredDead, m.wouldReap, m.snapshots, m.restores, m.sleeps, m.wakes, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong, m.violatedTerms, m.withheld,
+		m.claims, m.claimed, m.batches, m.pools.total, m.pools.wait, m.releases, m.reapLate, m.podFailures, m.recycles, m.repairs, m.declaredDead, m.wouldReap, m.snapshots, m.restores, m.stopArchives, m.sleeps, m.wakes, m.commits, m.acknowledged, m.heldBack, m.slotsRepaired, m.journalWrong, m.violatedTerms, m.withheld,
 		written(metric.JournalBatches, func(s journal.Stats) uint64 { return s.Batches }),
 		written(metric.JournalRecords, func(s journal.Stats) uint64 { return s.Records }),
 		written(metric.JournalCarried, func(s journal.Stats) uint64 { return s.Carried }),

@@ -114,13 +114,14 @@ func TestReleasedSandboxEndsTheCallsToItsPod(t *testing.T) {
 		a.o.WallClock = time.Now
 		tm.lines = newWorkers(zap.NewNop())
 		defer tm.lines.queue.ShutDown()
-		ended := make(chan string, 5)
+		ended := make(chan string, 6)
 		tm.hooks = newPodCalls(func(ctx context.Context, _ core.Sandbox) { <-ctx.Done(); ended <- "hook" }, itself)
 		ofConfigure := func(e core.Configure) core.Sandbox { return e.Sandbox }
 		tm.inits = newPodCalls(func(ctx context.Context, _ core.Configure) { <-ctx.Done(); ended <- "configuration" }, ofConfigure)
 		tm.restores = newPodCalls(func(ctx context.Context, _ core.Configure) { <-ctx.Done(); ended <- "restore" }, ofConfigure)
-		tm.archives = newPodCalls(func(ctx context.Context, _ core.WriteArchive) { <-ctx.Done(); ended <- "archive" },
-			func(e core.WriteArchive) core.Sandbox { return e.Sandbox })
+		ofArchive := func(e core.WriteArchive) core.Sandbox { return e.Sandbox }
+		tm.archives = newPodCalls(func(ctx context.Context, _ core.WriteArchive) { <-ctx.Done(); ended <- "archive" }, ofArchive)
+		tm.stops = newPodCalls(func(ctx context.Context, _ core.WriteArchive) { <-ctx.Done(); ended <- "stop" }, ofArchive)
 		tm.orders = newPodCalls(func(ctx context.Context, _ agentOrder) { <-ctx.Done(); ended <- "order" },
 			func(o agentOrder) core.Sandbox { return o.sandbox })
 		tm.keeps = tm.orders
@@ -130,6 +131,7 @@ func TestReleasedSandboxEndsTheCallsToItsPod(t *testing.T) {
 		running.Go(func() { tm.inits.run(ctx) })
 		running.Go(func() { tm.restores.run(ctx) })
 		running.Go(func() { tm.archives.run(ctx) })
+		running.Go(func() { tm.stops.run(ctx) })
 		running.Go(func() { tm.orders.run(ctx) })
 		defer running.Wait()
 		defer cancel()
@@ -138,14 +140,15 @@ func TestReleasedSandboxEndsTheCallsToItsPod(t *testing.T) {
 		tm.do(core.Configure{Sandbox: s, Ask: true})
 		tm.do(core.Configure{Sandbox: s, Values: &agents.Values{Restore: &agents.Restore{}}})
 		tm.do(core.Freeze{Sandbox: s})
+		tm.do(core.WriteArchive{Token: 1, Sandbox: s})
 		tm.do(core.WriteArchive{Sandbox: s})
 		synctest.Wait()
 		require.Empty(t, ended)
 		tm.do(core.SandboxReleased{Sandbox: s})
 		synctest.Wait()
-		require.Len(t, ended, 5)
-		require.ElementsMatch(t, []string{"hook", "configuration", "restore", "order", "archive"},
-			[]string{<-ended, <-ended, <-ended, <-ended, <-ended})
+		require.Len(t, ended, 6)
+		require.ElementsMatch(t, []string{"hook", "configuration", "restore", "order", "archive", "stop"},
+			[]string{<-ended, <-ended, <-ended, <-ended, <-ended, <-ended})
 	})
 }
 

@@ -194,7 +194,8 @@ func acting(t *testing.T, options ...func(*Options)) (*term, func()) {
 	tm.hooks = newPodCalls(tm.start, itself)
 	ofConfigure := func(e core.Configure) core.Sandbox { return e.Sandbox }
 	tm.inits, tm.restores = newPodCalls(tm.configure, ofConfigure), newPodCalls(tm.configure, ofConfigure)
-	tm.archives = newPodCalls(tm.writeArchive, func(e core.WriteArchive) core.Sandbox { return e.Sandbox })
+	ofArchive := func(e core.WriteArchive) core.Sandbox { return e.Sandbox }
+	tm.archives, tm.stops = newPodCalls(tm.writeArchive, ofArchive), newPodCalls(tm.writeStopped, ofArchive)
 	tm.orders = newPodCalls(tm.order, func(o agentOrder) core.Sandbox { return o.sandbox })
 	tm.keeps = newPodCalls(tm.order, func(o agentOrder) core.Sandbox { return o.sandbox })
 	ctx, cancel := context.WithCancel(t.Context())

@@ -26,9 +26,14 @@ const (
 	// what comes to that in any case.
 	compressionMargin = 64
 	archiveMargin     = 1 << 20
-	// placePause is the pause before a restore asks again for one of the places to read archives.
+	// placePause is the pause before a restore or a stop asks again for one of the places to read or write archives, and
+	// stopWait is how long a stop does that.
 	placePause = 50 * time.Millisecond
+	stopWait   = 10 * time.Minute
 )
+
+// errNoStore: a replica with a store has stopped the sandbox, or its pool asks for it.
+var errNoStore = errors.New("the allocator has no object store: start all of them with --snapshots")
 
 // snapshotCall is a call that makes a snapshot. The core carries it to the effect WriteArchive.
 type snapshotCall struct {
@@ -77,35 +82,52 @@ func (t *term) writeArchive(ctx context.Context, e core.WriteArchive) {
 	} else {
 		t.log.Info("snapshot made", append(fields, zap.Int64("bytes", made.Size))...)
 	}
-	t.Submit(core.ArchiveWritten{ID: e.Sandbox.ID, Token: e.Token, OK: err == nil, Why: reasonOf(c.err)})
+	t.Submit(core.ArchiveWritten{ID: e.Sandbox.ID, Token: e.Token, Order: e.Sandbox.Revision, OK: err == nil, Why: reasonOf(c.err)})
 }
 
 func (t *term) snapshot(ctx context.Context, s core.Sandbox, of snapshots.Snapshot) (snapshots.Snapshot, error) {
+	what, err := t.filesOf(s)
+	if err != nil {
+		return of, err
+	}
+	of.Pool, of.SandboxID = s.Pool.Name, s.ID
+	return t.a.o.Snapshots.Write(ctx, of, sizeOf(what), func(ctx context.Context, w io.Writer) (snapshots.Contents, error) {
+		return t.archive(ctx, s, what, w)
+	})
+}
+
+// filesOf says which files of a sandbox are archived and restored.
+func (t *term) filesOf(s core.Sandbox) (what agents.Archive, err error) {
 	pool, ok := t.a.Pool(s.Pool.Name)
 	switch {
 	case t.agents == nil: // a replica with a key has made the claim
-		return of, errors.New("the allocator has no --access-key-file")
+		return what, errors.New("the allocator has no --access-key-file")
+	case t.a.o.Snapshots == nil:
+		return what, errNoStore
 	case !ok:
-		return of, fmt.Errorf("its pool %q is gone", s.Pool.Name)
+		return what, fmt.Errorf("its pool %q is gone", s.Pool.Name)
 	}
-	what := agents.Archive{}
 	what.Paths, what.MaxBytes, what.MaxFiles = pool.Spec.Snapshots()
-	of.Pool, of.SandboxID = s.Pool.Name, s.ID
-	return t.a.o.Snapshots.Write(ctx, of, what.MaxBytes+what.MaxBytes/compressionMargin+archiveMargin,
-		func(ctx context.Context, w io.Writer) (c snapshots.Contents, err error) {
-			sum, err := t.agents.Archive(ctx, s, what, w)
-			c = snapshots.Contents{Entries: sum.Entries, Bytes: sum.Bytes, Paths: what.Paths}
-			for reason, left := range sum.LeftOut {
-				if c.LeftOut == nil {
-					c.LeftOut = map[string]int{}
-				}
-				c.LeftOut[reason] = left.Count
-			}
-			return c, err
-		})
+	return what, nil
 }
 
-// restore has the agent of a claimed pod restore the snapshot of the claim.
+// sizeOf returns how many bytes an archive may have.
+func sizeOf(a agents.Archive) int64 { return a.MaxBytes + a.MaxBytes/compressionMargin + archiveMargin }
+
+// archive writes an archive of a sandbox to w.
+func (t *term) archive(ctx context.Context, s core.Sandbox, what agents.Archive, w io.Writer) (c snapshots.Contents, err error) {
+	sum, err := t.agents.Archive(ctx, s, what, w)
+	c = snapshots.Contents{Entries: sum.Entries, Bytes: sum.Bytes, Paths: what.Paths}
+	for reason, left := range sum.LeftOut {
+		if c.LeftOut == nil {
+			c.LeftOut = map[string]int{}
+		}
+		c.LeftOut[reason] = left.Count
+	}
+	return c, err
+}
+
+// restore has the agent of a claimed pod restore an archive.
 func (t *term) restore(ctx context.Context, s core.Sandbox, values *agents.Values) error {
 	ctx, cancel := context.WithTimeout(ctx, agents.RestoreFor)
 	defer cancel()
@@ -119,7 +141,7 @@ func (t *term) restore(ctx context.Context, s core.Sandbox, values *agents.Value
 	}
 	t.a.metrics.restores.WithLabelValues(doneOr(err)).Inc()
 	if err != nil {
-		return fmt.Errorf("restore the snapshot: %w", err)
+		return fmt.Errorf("restore the files: %w", err)
 	}
 	return nil
 }
@@ -127,8 +149,14 @@ func (t *term) restore(ctx context.Context, s core.Sandbox, values *agents.Value
 // hopeless reports whether a restore fails with this error in every pod of the pool.
 func hopeless(err error) bool {
 	var refused *agents.RefusedError
-	return errors.Is(err, snapshots.ErrNotFound) || errors.Is(err, snapshots.ErrDamaged) || errors.As(err, &refused) &&
-		slices.Contains([]initbox.Reason{initbox.Damaged, initbox.TooLarge, initbox.TooManyFiles, initbox.NotAllowed}, refused.Reason)
+	return isOne(err, snapshots.ErrNotFound, snapshots.ErrGone, snapshots.ErrInvalid, snapshots.ErrDamaged, errNoStore) ||
+		errors.As(err, &refused) && slices.Contains([]initbox.Reason{
+			initbox.Damaged, initbox.TooLarge, initbox.TooManyFiles, initbox.NotAllowed, initbox.NotOpened,
+		}, refused.Reason)
+}
+
+func isOne(err error, of ...error) bool {
+	return slices.ContainsFunc(of, func(one error) bool { return errors.Is(err, one) })
 }
 
 // sweepSnapshots deletes what has expired and what is left over, until ctx ends.
@@ -147,6 +175,7 @@ func (t *term) sweepSnapshots(ctx context.Context) {
 		if done.Snapshots > 0 || done.Archives > 0 {
 			t.log.Info("expired snapshots deleted", zap.Int("snapshots", done.Snapshots), zap.Int("archives", done.Archives), zap.Int64("bytes", done.Bytes))
 		}
+		t.sweepStopped(ctx)
 		if !wait.Sleep(ctx, sweepEvery) {
 			return
 		}

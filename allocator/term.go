@@ -44,6 +44,7 @@ const (
 	objectWorkers     = 24
 	labelWorkers      = 4
 	logWorkers        = 4
+	dropWorkers       = 4
 )
 
 // term holds the parts of a leader, from its election to the end of its term.
@@ -60,16 +61,18 @@ type term struct {
 	headStart headStart
 	hooks     *podCalls[core.Sandbox]
 	inits     *podCalls[core.Configure]
-	restores  *podCalls[core.Configure] // those that restore a snapshot before, which takes longer
+	restores  *podCalls[core.Configure] // those that restore files before, which takes longer
 	orders    *podCalls[agentOrder]
 	keeps     *podCalls[agentOrder]
 	archives  *podCalls[core.WriteArchive]
+	stops     *podCalls[core.WriteArchive] // those of sandboxes that are to be stopped, which wait for a place
 	creates   *workers
 	deletes   *workers
 	other     *workers
 	lines     *workers // log lines of releases: writing one takes longer than a release
 	found     *workers // delayed log lines, see report
 	logs      *workers // reads of the logs of sandboxes that have ended
+	drops     *workers // deletions of archives
 	caller    *poststart.Caller
 	agents    *agents.Caller // nil without a cluster's key: no pool has agents then
 	events    *events.Ring
@@ -130,6 +133,8 @@ func (a *Allocator) lead(ctx context.Context) error {
 	all.Go(func() { t.orders.run(ctx) })
 	all.Go(func() { t.keeps.run(ctx) })
 	all.Go(func() { t.archives.run(ctx) })
+	all.Go(func() { t.stops.run(ctx) })
+	all.Go(func() { t.drops.run(ctx, dropWorkers) })
 	if a.o.Snapshots != nil {
 		all.Go(func() { t.sweepSnapshots(ctx) })
 	}
@@ -240,7 +245,7 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 		number: log.Term(), a: a, answers: newAnswers(), events: events.New(log.Term()), began: began, withheld: map[string]bool{},
 		log: a.o.Log.With(zap.Uint64("term", log.Term())),
 	}
-	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.lines, &t.found, &t.logs} {
+	for _, w := range []**workers{&t.creates, &t.deletes, &t.other, &t.lines, &t.found, &t.logs, &t.drops} {
 		*w = newWorkers(t.log)
 	}
 	t.hooks = newPodCalls(t.start, func(s core.Sandbox) core.Sandbox { return s })
@@ -248,7 +253,8 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 	t.inits, t.restores = newPodCalls(t.configure, ofConfigure), newPodCalls(t.configure, ofConfigure)
 	ofOrder := func(o agentOrder) core.Sandbox { return o.sandbox }
 	t.orders, t.keeps = newPodCalls(t.order, ofOrder), newPodCalls(t.order, ofOrder)
-	t.archives = newPodCalls(t.writeArchive, func(e core.WriteArchive) core.Sandbox { return e.Sandbox })
+	ofArchive := func(e core.WriteArchive) core.Sandbox { return e.Sandbox }
+	t.archives, t.stops = newPodCalls(t.writeArchive, ofArchive), newPodCalls(t.writeStopped, ofArchive)
 	t.loop = newLoop(c, guard.New(a.o.ConnectWindow), a.o.WallClock, t.do)
 	t.loop.violated = t.violated
 	k := a.o.Clients
@@ -435,7 +441,7 @@ func (t *term) write(e core.Effect) bool {
 	case core.StartSandbox:
 		t.hooks.add(e.Sandbox)
 	case core.Configure:
-		if values, _ := e.Values.(*agents.Values); values != nil && values.Restore != nil {
+		if values, _ := e.Values.(*agents.Values); values != nil && values.Restore != nil || e.Sandbox.Archive != "" && !e.Ask {
 			t.restores.add(e)
 		} else {
 			t.inits.add(e)
@@ -443,9 +449,17 @@ func (t *term) write(e core.Effect) bool {
 	case core.Freeze:
 		t.give(agentOrder{sandbox: e.Sandbox, keep: e.Keep})
 	case core.Thaw:
+		t.stops.drop(e.Sandbox)
 		t.give(agentOrder{sandbox: e.Sandbox, thaw: true})
 	case core.WriteArchive:
-		t.archives.add(e)
+		if e.Token != 0 {
+			t.archives.add(e)
+			break
+		}
+		t.stops.drop(e.Sandbox)
+		t.stops.add(e)
+	case core.DropArchive:
+		t.drops.add("delete an archive", func(ctx context.Context) error { t.dropArchive(ctx, e.Sandbox); return nil })
 	default:
 		return false
 	}
@@ -511,6 +525,7 @@ func (t *term) tell(e core.Effect) {
 		t.restores.drop(e.Sandbox)
 		t.dropOrders(e.Sandbox)
 		t.archives.drop(e.Sandbox)
+		t.stops.drop(e.Sandbox)
 		t.publish(events.Released, e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
 		if e.Late > 0 {

@@ -75,8 +75,13 @@ var (
 	})
 	Restores = counter(Row{
 		Program: Allocator, Name: "berth_allocator_restores_total", Unit: "pods", Labels: []string{Outcome},
-		Help:  "Pods into which a snapshot was restored for a claim, by outcome: done, or failed. A claim tries three pods.",
+		Help:  "Pods into which a snapshot was restored for a claim, or the files of a stopped sandbox, by outcome: done, or failed. A claim tries three pods.",
 		Moves: "failed: the log of the leader says why; those pods are deleted.",
+	})
+	StopArchives = counter(Row{
+		Program: Allocator, Name: "berth_allocator_stop_archives_total", Unit: "archives", Labels: []string{Outcome},
+		Help:  "Archives of sandboxes that were to be stopped, by outcome: done, or failed.",
+		Moves: "failed: the log of the leader says why, and the sandbox stays asleep; the object store does not answer, or the sandbox has more files than spec.snapshot of its pool allows.",
 	})
 	Sleeps = counter(Row{
 		Program: Allocator, Name: "berth_allocator_sleeps_total", Unit: "times",

@@ -181,7 +181,8 @@ func dashboards() []board {
 				gauges("Sandboxes that are asleep, or fall asleep or wake", units.Short, metric.SandboxesAsleep),
 				gauges("Sandboxes whose node has no room for their wake", units.Short, metric.ResizesDeferred),
 				rates("Sandboxes that fell asleep", metric.Sleeps, ""), times("Time of wakes", metric.WakeSeconds, ""),
-				rates("Snapshots", metric.Snapshots, metric.Outcome), rates("Pods into which a snapshot was restored", metric.Restores, metric.Outcome),
+				rates("Snapshots", metric.Snapshots, metric.Outcome), rates("Pods into which files were restored", metric.Restores, metric.Outcome),
+				rates("Archives of sandboxes that are to be stopped", metric.StopArchives, metric.Outcome),
 			}},
 			{"HTTP API", []panel{
 				rates("Calls", metric.APICalls, metric.Operation), rates("Calls by class of code", metric.APICalls, metric.Code), times("Time of calls", metric.APICallSeconds, metric.Operation),
