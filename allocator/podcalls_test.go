@@ -152,6 +152,35 @@ func TestReleasedSandboxEndsTheCallsToItsPod(t *testing.T) {
 	})
 }
 
+func TestCallsThatTakeLongHaveLinesOfTheirOwn(t *testing.T) {
+	_, tm := leading(t)
+	ofConfigure, ofArchive := func(e core.Configure) core.Sandbox { return e.Sandbox }, func(e core.WriteArchive) core.Sandbox { return e.Sandbox }
+	tm.inits, tm.restores = newPodCalls(tm.configure, ofConfigure), newPodCalls(tm.configure, ofConfigure)
+	tm.archives, tm.stops = newPodCalls(tm.writeArchive, ofArchive), newPodCalls(tm.writeStopped, ofArchive)
+	tm.orders = newPodCalls(tm.order, func(o agentOrder) core.Sandbox { return o.sandbox })
+	tm.keeps = tm.orders
+	requireWaiting := func(inits, restores, archives, stops int) {
+		t.Helper()
+		require.Equal(t, []int{inits, restores, archives, stops},
+			[]int{tm.inits.waiting(), tm.restores.waiting(), tm.archives.waiting(), tm.stops.waiting()})
+	}
+	s := starting("p", "a")
+	tm.do(core.Configure{Sandbox: s})
+	requireWaiting(1, 0, 0, 0)
+	s.Archive = "x"
+	tm.do(core.Configure{Sandbox: s, Ask: true})
+	requireWaiting(2, 0, 0, 0)
+	tm.do(core.Configure{Sandbox: s})
+	requireWaiting(2, 1, 0, 0)
+	tm.do(core.WriteArchive{Sandbox: s, Token: 1, Values: &snapshotCall{}})
+	requireWaiting(2, 1, 1, 0)
+	tm.do(core.WriteArchive{Sandbox: s})
+	tm.do(core.WriteArchive{Sandbox: s})
+	requireWaiting(2, 1, 1, 1)
+	tm.do(core.Thaw{Sandbox: s})
+	requireWaiting(2, 1, 1, 0)
+}
+
 // An order that replaces another one begins before that has ended.
 func TestEndOfAReplacedCallKeepsTheNextCancellable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

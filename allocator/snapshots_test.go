@@ -41,10 +41,11 @@ func TestRestoreThatCanSucceedNowhereIsHopeless(t *testing.T) {
 	for err, want := range map[error]bool{
 		nil: false, snapshots.ErrNotFound: true, snapshots.ErrDamaged: true, snapshots.ErrBusy: false, snapshots.ErrTimeout: false,
 		&agents.RefusedError{Reason: initbox.Damaged}: true, &agents.RefusedError{Reason: initbox.NoSpace}: false,
-		&agents.RefusedError{}: false, agents.ErrDeposed: false,
+		&agents.RefusedError{}: false, agents.ErrDeposed: false, &agents.RefusedError{Reason: initbox.NotOpened}: true,
+		snapshots.ErrGone: true, snapshots.ErrInvalid: true, snapshots.ErrStore: false, errNoStore: true,
 	} {
 		if err != nil {
-			err = fmt.Errorf("restore the snapshot: %w", err)
+			err = fmt.Errorf("restore the files: %w", err)
 		}
 		require.Equal(t, want, hopeless(err), "%v", err)
 	}
