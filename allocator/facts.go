@@ -45,6 +45,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 			StartedAt: micros(s.StartedAt), Message: s.Message, ExitCode: s.ExitCode,
 			Lifetime: s.Lifetime.Microseconds(), SleepWhenIdle: s.Sleep.WhenIdle, SleepAtEnd: s.Sleep.AtEnd, WakeOnTraffic: s.Sleep.WakeOnTraffic,
 			AsleepAt: micros(s.AsleepAt), Wakeable: s.Wakeable,
+			StopAfter: s.Sleep.StopAfter.Microseconds(), Incarnation: uint32(s.Incarnation), Archive: s.Archive,
 		}}
 	case *core.SessionFact:
 		session := &journalv1.Session{Left: s.Left, From: s.From, Earlier: s.Earlier}
@@ -106,13 +107,17 @@ func sandboxOf(key, namespace string, s *journalv1.Sandbox, revision core.Revisi
 			Team: s.GetTeam(), User: s.GetUser(), IdempotencyKey: s.GetIdempotencyKey(), Batch: s.GetBatch(),
 			MaskHost: s.GetMaskHost(), Agent: core.Agent{Port: uint16(s.GetAgentPort()), Public: s.GetAgentPublic()},
 			Lifetime: time.Duration(s.GetLifetime()) * time.Microsecond,
-			Sleep:    core.SleepPolicy{WhenIdle: s.GetSleepWhenIdle(), AtEnd: s.GetSleepAtEnd(), WakeOnTraffic: s.GetWakeOnTraffic()},
+			Sleep: core.SleepPolicy{
+				WhenIdle: s.GetSleepWhenIdle(), AtEnd: s.GetSleepAtEnd(), WakeOnTraffic: s.GetWakeOnTraffic(),
+				StopAfter: time.Duration(s.GetStopAfter()) * time.Microsecond,
+			},
 		},
 		Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
 		Pod:         fact.PodKeyOf(namespace, s.GetPodName(), s.GetPodUid()),
 		DefaultPort: uint16(s.GetDefaultPort()), Restarts: int(s.GetRestarts()), Revision: revision,
 		StartedAt: moment(s.GetStartedAt()), ReleasedAt: moment(s.GetReleasedAt()),
 		AsleepAt: moment(s.GetAsleepAt()), Wakeable: s.GetWakeable(),
+		Incarnation: int(s.GetIncarnation()), Archive: s.GetArchive(),
 		Cause: core.Cause{Reason: s.GetReason(), Message: s.GetMessage(), ExitCode: s.ExitCode},
 	}}
 	copy(sandbox.RequestHash[:], s.GetRequestHash())
@@ -185,6 +190,7 @@ var phases = map[core.Phase]journalv1.Phase{
 	core.Running:       journalv1.Phase_PHASE_RUNNING,
 	core.Released:      journalv1.Phase_PHASE_RELEASED,
 	core.FallingAsleep: journalv1.Phase_PHASE_FALLING_ASLEEP, core.Asleep: journalv1.Phase_PHASE_ASLEEP, core.Waking: journalv1.Phase_PHASE_WAKING,
+	core.Stopped: journalv1.Phase_PHASE_STOPPED,
 }
 
 func hashOf(b core.Binding) []byte {

@@ -64,7 +64,7 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 				IP: addr.Draw(t, "ip"), DefaultPort: rapid.Uint16().Draw(t, "port"), Restarts: rapid.IntRange(0, 1<<31-1).Draw(t, "restarts"), ReleasedAt: at.Draw(t, "ended"), Revision: revision,
 				StartedAt: at.Draw(t, "started"),
 				Cause:     core.Cause{Reason: text.Draw(t, "reason"), Message: text.Draw(t, "message"), ExitCode: rapid.Ptr(rapid.Int32(), true).Draw(t, "exit")},
-				Phase:     rapid.SampledFrom([]core.Phase{core.Starting, core.Running, core.Released}).Draw(t, "phase"),
+				Phase:     rapid.SampledFrom([]core.Phase{core.Starting, core.Running, core.FallingAsleep, core.Asleep, core.Waking, core.Stopped, core.Released}).Draw(t, "phase"),
 			}}
 			f.Subject = s
 			if m := rapid.MapOf(text, text).Draw(t, "metadata"); len(m) > 0 {
@@ -136,12 +136,12 @@ func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 		Binding: core.Binding{
 			ID: "k3x9", ClaimedAt: at, EndAt: at.Add(1e3), LifetimeEnd: at.Add(2e3), StartBy: at.Add(3e3), IdleTimeout: 90 * time.Second, MinBytes: 2048,
 			Metadata: map[string]string{"k": "v"}, Team: "team", User: "ada", IdempotencyKey: "key", RequestHash: [32]byte{1}, Batch: "b7d2",
-			Lifetime: time.Hour, Sleep: core.SleepPolicy{WhenIdle: true, AtEnd: true, WakeOnTraffic: true},
+			Lifetime: time.Hour, Sleep: core.SleepPolicy{WhenIdle: true, AtEnd: true, WakeOnTraffic: true, StopAfter: time.Minute},
 			Access: core.AccessTeam, MaskHost: "localhost:${PORT}", Agent: core.Agent{Port: 49983, Public: true}, HTTPSPorts: []uint16{443, 8443},
 		},
 		Pool: core.PoolKey{Namespace: "ns", Name: "python"}, Pod: core.PodKey{Namespace: "ns", Name: "python-x7k2", UID: "uid"}, IP: netip.MustParseAddr("10.244.1.7"),
 		DefaultPort: 8080, Ports: []uint16{22, 8080}, Restarts: 3, Phase: core.Released, StartedAt: at.Add(2e3), ReleasedAt: at.Add(4e3),
-		AsleepAt: at.Add(3e3), Wakeable: true,
+		AsleepAt: at.Add(3e3), Wakeable: true, Incarnation: 2, Archive: "archives/team/a",
 		Cause:      core.Cause{Reason: fact.ReasonOOMKilled, Message: "container main: exit code 137 OOMKilled", ExitCode: new(int32(137))},
 		LastActive: at.Add(5e3), Workload: &core.Workload{Images: []string{"python:3"}}, Revision: core.Revision{Term: 3, Counter: 41},
 	}

@@ -45,6 +45,7 @@ func toObject(s core.Sandbox, namespace string, lines []string) *v1alpha1.Sandbo
 	}
 	o.Spec.MinBytesPerMinute = int64(s.MinBytes)
 	o.Spec.LifetimeSeconds, o.Spec.WakeOnTraffic = wholeSeconds(s.Lifetime), s.Sleep.WakeOnTraffic
+	o.Spec.StopAfterSeconds = wholeSeconds(s.Sleep.StopAfter)
 	if s.Sleep.WhenIdle {
 		o.Spec.OnIdle = v1alpha1.OnEndSleep
 	}
@@ -91,16 +92,18 @@ func workloadFromObject(w *v1alpha1.Workload) *core.Workload {
 
 func toStatus(s core.Sandbox, lines []string) v1alpha1.SandboxStatus {
 	status := v1alpha1.SandboxStatus{
-		Reason:     s.Reason,
-		Message:    s.Message,
-		ExitCode:   s.ExitCode,
-		LogLines:   lines,
-		StartedAt:  timeToObject(s.StartedAt),
-		ReleasedAt: timeToObject(s.ReleasedAt),
-		LastActive: timeToObject(s.LastActive),
-		AsleepAt:   timeToObject(s.AsleepAt),
-		Wakeable:   s.Wakeable,
-		Revision:   fmt.Sprintf("%d.%d", s.Revision.Term, s.Revision.Counter),
+		Reason:      s.Reason,
+		Message:     s.Message,
+		ExitCode:    s.ExitCode,
+		LogLines:    lines,
+		StartedAt:   timeToObject(s.StartedAt),
+		ReleasedAt:  timeToObject(s.ReleasedAt),
+		LastActive:  timeToObject(s.LastActive),
+		AsleepAt:    timeToObject(s.AsleepAt),
+		Wakeable:    s.Wakeable,
+		Incarnation: int32(s.Incarnation),
+		Archive:     s.Archive,
+		Revision:    fmt.Sprintf("%d.%d", s.Revision.Term, s.Revision.Counter),
 	}
 	switch s.Phase {
 	case core.Starting:
@@ -113,6 +116,8 @@ func toStatus(s core.Sandbox, lines []string) v1alpha1.SandboxStatus {
 		status.Phase = v1alpha1.SandboxAsleep
 	case core.Waking:
 		status.Phase = v1alpha1.SandboxWaking
+	case core.Stopped:
+		status.Phase = v1alpha1.SandboxStopped
 	case core.Released:
 		status.Phase = v1alpha1.SandboxReleased
 	case core.Ended:
@@ -140,6 +145,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 			Lifetime: time.Duration(o.Spec.LifetimeSeconds) * time.Second,
 			Sleep: core.SleepPolicy{
 				WhenIdle: o.Spec.OnIdle == v1alpha1.OnEndSleep, AtEnd: o.Spec.OnTimeout == v1alpha1.OnEndSleep, WakeOnTraffic: o.Spec.WakeOnTraffic,
+				StopAfter: time.Duration(o.Spec.StopAfterSeconds) * time.Second,
 			},
 			MaskHost: o.Spec.MaskHost, Agent: core.Agent{Port: uint16(o.Spec.AgentPort), Public: o.Spec.AgentPublic},
 		},
@@ -154,6 +160,8 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		LastActive:  timeFromObject(o.Status.LastActive),
 		AsleepAt:    timeFromObject(o.Status.AsleepAt),
 		Wakeable:    o.Status.Wakeable,
+		Incarnation: int(o.Status.Incarnation),
+		Archive:     o.Status.Archive,
 		Revision:    revision,
 	}
 	if s.IP, err = netip.ParseAddr(o.Spec.PodIP); err != nil {
@@ -185,6 +193,8 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 		s.Phase = core.Asleep
 	case v1alpha1.SandboxWaking:
 		s.Phase = core.Waking
+	case v1alpha1.SandboxStopped:
+		s.Phase = core.Stopped
 	case v1alpha1.SandboxReleased:
 		s.Phase = core.Released
 	case v1alpha1.SandboxEnded:

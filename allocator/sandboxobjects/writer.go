@@ -82,7 +82,9 @@ type version struct {
 	finalizers []string
 	revision   core.Revision
 	lastActive time.Time
-	broken     bool // the object cannot be read: all of it is written again
+	// incarnation is that of the pod in the object.
+	incarnation int
+	broken      bool // the object cannot be read: all of it is written again
 }
 
 // WriterOptions configure a Writer. All are required.
@@ -292,13 +294,26 @@ func patchOf(s core.Sandbox, at version, lines []string) map[string]any {
 	if s.LastActive.Before(at.lastActive) {
 		status.LastActive = nil // keep the newer time
 	}
-	patch := map[string]any{"metadata": metadata, "status": status}
-	if at.broken {
-		patch["spec"] = toObject(s, "", nil).Spec
-	} else {
-		patch["spec"] = map[string]any{"endAt": timeToObject(s.EndAt)} // all other fields are constant since the claim
+	patch := map[string]any{"metadata": metadata, "status": statusPatch{SandboxStatus: status, AsleepAt: status.AsleepAt, Wakeable: status.Wakeable}}
+	switch spec := toObject(s, "", nil).Spec; {
+	case at.broken:
+		patch["spec"] = spec
+	case s.Incarnation != at.incarnation: // it was stopped, and has another pod
+		patch["spec"] = map[string]any{
+			"endAt": spec.EndAt, "startBy": spec.StartBy, "podName": spec.PodName, "podUID": spec.PodUID, "podIP": spec.PodIP,
+			"restarts": spec.Restarts, "agentPort": spec.AgentPort, "agentPublic": spec.AgentPublic, "workload": spec.Workload,
+		}
+	default:
+		patch["spec"] = map[string]any{"endAt": spec.EndAt} // all other fields are constant since the claim
 	}
 	return patch
+}
+
+// statusPatch is a status in a merge patch, which leaves alone what it does not have. So it has what a wake takes away.
+type statusPatch struct {
+	v1alpha1.SandboxStatus
+	AsleepAt *metav1.MicroTime `json:"asleepAt"`
+	Wakeable bool              `json:"wakeable"`
 }
 
 // read reads the object's version. newer is true if the object shows s or a later state.
@@ -318,7 +333,10 @@ func (p *Writer) read(ctx context.Context, s core.Sandbox) (newer bool, at versi
 }
 
 func versionOf(o *v1alpha1.Sandbox, revision core.Revision) version {
-	return version{uid: o.UID, version: o.ResourceVersion, finalizers: o.Finalizers, revision: revision, lastActive: timeFromObject(o.Status.LastActive)}
+	return version{
+		uid: o.UID, version: o.ResourceVersion, finalizers: o.Finalizers, revision: revision, lastActive: timeFromObject(o.Status.LastActive),
+		incarnation: int(o.Status.Incarnation),
+	}
 }
 
 func (p *Writer) remember(s core.Sandbox, o *v1alpha1.Sandbox) {

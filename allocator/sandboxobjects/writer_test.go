@@ -46,10 +46,10 @@ func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 			EndAt: time.Unix(1_700_000_300, 0).UTC(), Metadata: map[string]string{"k": "v"},
 			LifetimeEnd: time.Unix(1_700_086_400, 0).UTC(), StartBy: time.Unix(1_700_000_120, 0).UTC(), IdleTimeout: 90 * time.Second, MinBytes: 2048,
 			Team: "team", User: "user", IdempotencyKey: "key", RequestHash: [32]byte{1, 2, 3}, Batch: "batch",
-			Lifetime: time.Hour, Sleep: core.SleepPolicy{WhenIdle: true, AtEnd: true, WakeOnTraffic: true},
+			Lifetime: time.Hour, Sleep: core.SleepPolicy{WhenIdle: true, AtEnd: true, WakeOnTraffic: true, StopAfter: time.Minute},
 			Access: core.AccessTeam, MaskHost: "localhost:${PORT}", Agent: core.Agent{Port: 49983, Public: true}, HTTPSPorts: []uint16{443, 8443},
 		},
-		AsleepAt: time.Unix(1_700_000_070, 0).UTC(), Wakeable: true,
+		AsleepAt: time.Unix(1_700_000_070, 0).UTC(), Wakeable: true, Incarnation: 2, Archive: "archives/team/a",
 		LastActive:  time.Unix(1_700_000_060, 0).UTC(),
 		DefaultPort: 8080, Ports: []uint16{80, 8080}, Restarts: 3,
 		Pool: core.PoolKey{Namespace: "default", Name: "pool"}, Pod: core.PodKey{Namespace: "default", Name: "pod", UID: "uid"},
@@ -193,6 +193,20 @@ func TestFinalizerKeepsDeletedObjectsWhileNeeded(t *testing.T) {
 	}
 }
 
+// A stop takes the pod from a sandbox, and the wake gives it another one.
+func TestStoppedSandboxMovesToAnotherPod(t *testing.T) {
+	p := newWriter(t, shared.Start(t))
+	for counter, phase := range []core.Phase{core.FallingAsleep, core.Asleep, core.Stopped, core.Waking, core.Running} {
+		s := sandbox(phase, 2, uint64(counter+1))
+		if phase == core.Waking || phase == core.Running {
+			s.Incarnation, s.Pod.Name, s.Pod.UID, s.IP = 3, "pod-2", "uid-2", netip.MustParseAddr("127.1.2.4")
+			s.AsleepAt, s.Wakeable, s.StartBy = time.Time{}, false, time.Time{}
+		}
+		p.write(s)
+		require.Equal(t, []core.Sandbox{s}, p.list().Sandboxes)
+	}
+}
+
 // What the object does not show is forgotten when nothing of the sandbox is in the
 // journal any more.
 func TestObjectHoldsEveryFieldOfASandbox(t *testing.T) {
@@ -288,26 +302,28 @@ func TestSchemaRejectsUnreadableObjects(t *testing.T) {
 	p := newWriter(t, cluster)
 	p.write(sandbox(core.Running, 3, 4))
 	for name, c := range map[string]struct{ patch, want string }{
-		"no address":            {`{"spec":{"podIP":null}}`, "spec.podIP"},
-		"an address of a range": {`{"spec":{"podIP":"10.0.0.0/8"}}`, "spec.podIP"},
-		"another address":       {`{"spec":{"podIP":"10.0.0.1"}}`, "never moves to another address"},
-		"another pod":           {`{"spec":{"podUID":"x"}}`, "never moves to another pod"},
-		"no hash":               {`{"spec":{"requestHash":"x"}}`, "spec.requestHash"},
-		"no revision":           {`{"status":{"revision":null}}`, "cannot be taken away"},
-		"no status":             {`{"status":null}`, "cannot be taken away"},
-		"no phase":              {`{"status":{"phase":null}}`, "written together"},
-		"a phase of its own":    {`{"status":{"phase":"dreaming"}}`, "status.phase"},
-		"a revision in words":   {`{"status":{"revision":"latest"}}`, "status.revision"},
-		"too high a term":       {`{"status":{"revision":"9007199254740993.1"}}`, "the term must be 9007199254740992 at most"},
-		"an earlier term":       {`{"status":{"revision":"2.9"}}`, "only a later state"},
-		"an earlier state":      {`{"status":{"revision":"3.3"}}`, "only a later state"},
-		"another state":         {`{"status":{"phase":"ended"}}`, "only a later state"},
-		"an earlier activity":   {`{"status":{"revision":"3.5","lastActive":"2020-01-01T00:00:00.000000Z"}}`, "status.lastActive: never goes back"},
-		"no activity":           {`{"status":{"revision":"3.5","lastActive":null}}`, "status.lastActive: never goes back"},
-		"a negative timeout":    {`{"spec":{"idleTimeoutSeconds":-1}}`, "spec.idleTimeoutSeconds"},
-		"a half timeout":        {`{"spec":{"idleTimeoutSeconds":1.5}}`, "spec.idleTimeoutSeconds"},
-		"negative bytes":        {`{"spec":{"minBytesPerMinute":-1}}`, "spec.minBytesPerMinute"},
-		"no moment":             {`{"spec":{"lifetimeEnd":"soon"}}`, "spec.lifetimeEnd"},
+		"no address":                    {`{"spec":{"podIP":null}}`, "spec.podIP"},
+		"an address of a range":         {`{"spec":{"podIP":"10.0.0.0/8"}}`, "spec.podIP"},
+		"another address":               {`{"spec":{"podIP":"10.0.0.1"}}`, "moves to another address"},
+		"another pod":                   {`{"spec":{"podUID":"x"}}`, "moves to another pod"},
+		"no hash":                       {`{"spec":{"requestHash":"x"}}`, "spec.requestHash"},
+		"no revision":                   {`{"status":{"revision":null}}`, "cannot be taken away"},
+		"no status":                     {`{"status":null}`, "cannot be taken away"},
+		"no phase":                      {`{"status":{"phase":null}}`, "written together"},
+		"a phase of its own":            {`{"status":{"phase":"dreaming"}}`, "status.phase"},
+		"a revision in words":           {`{"status":{"revision":"latest"}}`, "status.revision"},
+		"too high a term":               {`{"status":{"revision":"9007199254740993.1"}}`, "the term must be 9007199254740992 at most"},
+		"an earlier term":               {`{"status":{"revision":"2.9"}}`, "only a later state"},
+		"an earlier state":              {`{"status":{"revision":"3.3"}}`, "only a later state"},
+		"another state":                 {`{"status":{"phase":"ended"}}`, "only a later state"},
+		"an earlier activity":           {`{"status":{"revision":"3.5","lastActive":"2020-01-01T00:00:00.000000Z"}}`, "status.lastActive: never goes back"},
+		"a pod of no other incarnation": {`{"spec":{"podUID":"x"},"status":{"revision":"3.5","incarnation":2}}`, "moves to another pod"},
+		"an earlier incarnation":        {`{"status":{"revision":"3.5","incarnation":1}}`, "status.incarnation: never goes back"},
+		"no activity":                   {`{"status":{"revision":"3.5","lastActive":null}}`, "status.lastActive: never goes back"},
+		"a negative timeout":            {`{"spec":{"idleTimeoutSeconds":-1}}`, "spec.idleTimeoutSeconds"},
+		"a half timeout":                {`{"spec":{"idleTimeoutSeconds":1.5}}`, "spec.idleTimeoutSeconds"},
+		"negative bytes":                {`{"spec":{"minBytesPerMinute":-1}}`, "spec.minBytesPerMinute"},
+		"no moment":                     {`{"spec":{"lifetimeEnd":"soon"}}`, "spec.lifetimeEnd"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := p.clients.Berth.Patch(types.MergePatchType).Namespace("default").Resource("sandboxes").Name("abcdefghijklmnopqrst").

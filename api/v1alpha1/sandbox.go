@@ -15,6 +15,9 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.revision) || has(self.status) && has(self.status.revision)",message="status.revision: what an allocator has written cannot be taken away; delete the object to release the sandbox"
+// +kubebuilder:validation:XValidation:rule="self.spec.podUID == oldSelf.spec.podUID || self.?status.?incarnation.orValue(0) > oldSelf.?status.?incarnation.orValue(0)",message="spec.podUID: only a sandbox that was stopped moves to another pod, with a higher status.incarnation"
+// +kubebuilder:validation:XValidation:rule="self.spec.podIP == oldSelf.spec.podIP || !isIP(oldSelf.spec.podIP) || self.?status.?incarnation.orValue(0) > oldSelf.?status.?incarnation.orValue(0)",message="spec.podIP: only a sandbox that was stopped moves to another address, with a higher status.incarnation"
+// +kubebuilder:validation:XValidation:rule="self.?status.?incarnation.orValue(0) >= oldSelf.?status.?incarnation.orValue(0)",message="status.incarnation: never goes back"
 // +kubebuilder:resource:path=sandboxes,singular=sandbox,shortName=sb,categories=berth
 // +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.podName`
@@ -36,15 +39,13 @@ type Sandbox struct {
 	Status SandboxStatus `json:"status,omitempty"`
 }
 
-// SandboxSpec is what was fixed by the claim, and the end, which a call can move.
-//
-// +kubebuilder:validation:XValidation:rule="self.podUID == oldSelf.podUID",message="spec.podUID: a sandbox never moves to another pod"
-// +kubebuilder:validation:XValidation:rule="self.podIP == oldSelf.podIP || !isIP(oldSelf.podIP)",message="spec.podIP: a sandbox never moves to another address"
+// SandboxSpec is what was fixed by the claim, the end, which a call can move, and the pod, which is another one after a
+// stop.
 type SandboxSpec struct {
 	// pool is the one that the pod was taken from, in the same namespace.
 	// +kubebuilder:validation:MinLength=1
 	Pool string `json:"pool"`
-	// podName is the pod that holds, or held, the sandbox.
+	// podName is the pod that holds, or held, the sandbox. A sandbox that is stopped has none: it is the former one.
 	// +kubebuilder:validation:MinLength=1
 	PodName string `json:"podName"`
 	// podUID is the UID of that pod.
@@ -85,6 +86,11 @@ type SandboxSpec struct {
 	// wakeOnTraffic: a request wakes it, whatever it fell asleep for.
 	// +optional
 	WakeOnTraffic bool `json:"wakeOnTraffic,omitempty"`
+	// stopAfterSeconds is how long it is asleep until it is stopped: its files are archived and its pod is deleted.
+	// Absent: it is not.
+	// +kubebuilder:validation:Minimum=1
+	// +optional
+	StopAfterSeconds int32 `json:"stopAfterSeconds,omitempty"`
 	// minBytesPerMinute: an open connection is activity only while so many bytes a minute move
 	// over it. Absent: every open connection is activity.
 	// +kubebuilder:validation:Minimum=1
@@ -174,7 +180,7 @@ type WorkloadResources struct {
 
 // SandboxPhase is where a sandbox is in its life.
 //
-// +kubebuilder:validation:Enum=starting;running;fallingAsleep;asleep;waking;released;ended
+// +kubebuilder:validation:Enum=starting;running;fallingAsleep;asleep;waking;stopped;released;ended
 type SandboxPhase string
 
 // The phases a Sandbox object can show.
@@ -190,6 +196,8 @@ const (
 	SandboxAsleep SandboxPhase = "asleep"
 	// SandboxWaking: its processes may be stopped, and are continued.
 	SandboxWaking SandboxPhase = "waking"
+	// SandboxStopped: its files are in status.archive, and it has no pod. The pod that the spec names was its last one.
+	SandboxStopped SandboxPhase = "stopped"
 	// SandboxReleased: released; no new request is admitted, the pod still stands.
 	SandboxReleased SandboxPhase = "released"
 	// SandboxEnded: released, the pod is gone, and no router can send anything to
@@ -204,7 +212,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.revision) || !has(self.revision) || self == oldSelf || int(self.revision.split('.')[0]) > int(oldSelf.revision.split('.')[0]) || int(self.revision.split('.')[0]) == int(oldSelf.revision.split('.')[0]) && int(self.revision.split('.')[1]) > int(oldSelf.revision.split('.')[1])",message="status.revision: only a later state overwrites one"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.lastActive) || has(self.lastActive) && self.lastActive >= oldSelf.lastActive",message="status.lastActive: never goes back"
 type SandboxStatus struct {
-	// phase is starting, running, fallingAsleep, asleep, waking, released or ended.
+	// phase is starting, running, fallingAsleep, asleep, waking, stopped, released or ended.
 	// +optional
 	Phase SandboxPhase `json:"phase,omitempty"`
 	// reason why the sandbox was released: Killed, IdleTimeout, EndTime, OOMKilled and so on.
@@ -231,12 +239,21 @@ type SandboxStatus struct {
 	// releasedAt is when the release was committed. The pod may still exist then; the phase says so.
 	// +optional
 	ReleasedAt *metav1.MicroTime `json:"releasedAt,omitempty"`
-	// asleepAt is when it fell asleep. Absent: it is awake.
+	// asleepAt is when it fell asleep, also if it was stopped since. Absent: it is awake.
 	// +optional
 	AsleepAt *metav1.MicroTime `json:"asleepAt,omitempty"`
 	// wakeable: a request may wake it.
 	// +optional
 	Wakeable bool `json:"wakeable,omitempty"`
+	// incarnation is how often it was stopped before it got its pod.
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	Incarnation int32 `json:"incarnation,omitempty"`
+	// archive is the key, in the object store of the allocators, of the files that it is to get, or that its pod was
+	// given. Absent: it was never stopped.
+	// +kubebuilder:validation:MaxLength=512
+	// +optional
+	Archive string `json:"archive,omitempty"`
 	// lastActive: the sandbox was active then, or later. It is written while the
 	// sandbox has an idle timeout, at most once a minute, and goes forwards only; "berth
 	// last-active" is more precise.

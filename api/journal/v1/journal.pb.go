@@ -100,6 +100,9 @@ const (
 	Phase_PHASE_FALLING_ASLEEP Phase = 4
 	Phase_PHASE_ASLEEP         Phase = 5
 	Phase_PHASE_WAKING         Phase = 6
+	// Its files are in its archive. Its pod serves it no more, and is deleted. What is said of the phases above holds for
+	// this one too.
+	Phase_PHASE_STOPPED Phase = 7
 )
 
 // Enum value maps for Phase.
@@ -112,6 +115,7 @@ var (
 		4: "PHASE_FALLING_ASLEEP",
 		5: "PHASE_ASLEEP",
 		6: "PHASE_WAKING",
+		7: "PHASE_STOPPED",
 	}
 	Phase_value = map[string]int32{
 		"PHASE_UNSPECIFIED":    0,
@@ -121,6 +125,7 @@ var (
 		"PHASE_FALLING_ASLEEP": 4,
 		"PHASE_ASLEEP":         5,
 		"PHASE_WAKING":         6,
+		"PHASE_STOPPED":        7,
 	}
 )
 
@@ -493,8 +498,14 @@ type Sandbox struct {
 	SleepAtEnd    bool `protobuf:"varint,35,opt,name=sleep_at_end,json=sleepAtEnd,proto3" json:"sleep_at_end,omitempty"`
 	WakeOnTraffic bool `protobuf:"varint,36,opt,name=wake_on_traffic,json=wakeOnTraffic,proto3" json:"wake_on_traffic,omitempty"`
 	// When it fell asleep, and whether a request may wake it then. 0: it is awake.
-	AsleepAt      int64 `protobuf:"varint,37,opt,name=asleep_at,json=asleepAt,proto3" json:"asleep_at,omitempty"`
-	Wakeable      bool  `protobuf:"varint,38,opt,name=wakeable,proto3" json:"wakeable,omitempty"`
+	AsleepAt int64 `protobuf:"varint,37,opt,name=asleep_at,json=asleepAt,proto3" json:"asleep_at,omitempty"`
+	Wakeable bool  `protobuf:"varint,38,opt,name=wakeable,proto3" json:"wakeable,omitempty"`
+	// How long it is asleep until it is stopped, in microseconds. 0: it is not.
+	StopAfter int64 `protobuf:"varint,39,opt,name=stop_after,json=stopAfter,proto3" json:"stop_after,omitempty"`
+	// How often it was stopped before it got its pod.
+	Incarnation uint32 `protobuf:"varint,40,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// The key of the files that it is to get, or that its pod was given; empty: it was never stopped.
+	Archive       string `protobuf:"bytes,41,opt,name=archive,proto3" json:"archive,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -786,6 +797,27 @@ func (x *Sandbox) GetWakeable() bool {
 		return x.Wakeable
 	}
 	return false
+}
+
+func (x *Sandbox) GetStopAfter() int64 {
+	if x != nil {
+		return x.StopAfter
+	}
+	return 0
+}
+
+func (x *Sandbox) GetIncarnation() uint32 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *Sandbox) GetArchive() string {
+	if x != nil {
+		return x.Archive
+	}
+	return ""
 }
 
 // Retirement is the intent to delete an idle pod. It is final: the pod is never
@@ -1086,7 +1118,8 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
 	"\acounter\x18\x03 \x01(\x04R\acounter\x12\x16\n" +
-	"\x06format\x18\a \x01(\rR\x06format\"\xff\t\n" +
+	"\x06format\x18\a \x01(\rR\x06format\"\xda\n" +
+	"\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -1131,7 +1164,11 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"sleepAtEnd\x12&\n" +
 	"\x0fwake_on_traffic\x18$ \x01(\bR\rwakeOnTraffic\x12\x1b\n" +
 	"\tasleep_at\x18% \x01(\x03R\basleepAt\x12\x1a\n" +
-	"\bwakeable\x18& \x01(\bR\bwakeable\x1a;\n" +
+	"\bwakeable\x18& \x01(\bR\bwakeable\x12\x1d\n" +
+	"\n" +
+	"stop_after\x18' \x01(\x03R\tstopAfter\x12 \n" +
+	"\vincarnation\x18( \x01(\rR\vincarnation\x12\x18\n" +
+	"\aarchive\x18) \x01(\tR\aarchive\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\f\n" +
@@ -1159,7 +1196,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x06Access\x12\x11\n" +
 	"\rACCESS_PUBLIC\x10\x00\x12\x10\n" +
 	"\fACCESS_TOKEN\x10\x01\x12\x0f\n" +
-	"\vACCESS_TEAM\x10\x02*\x97\x01\n" +
+	"\vACCESS_TEAM\x10\x02*\xaa\x01\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePHASE_STARTING\x10\x01\x12\x11\n" +
@@ -1167,7 +1204,8 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x0ePHASE_RELEASED\x10\x03\x12\x18\n" +
 	"\x14PHASE_FALLING_ASLEEP\x10\x04\x12\x10\n" +
 	"\fPHASE_ASLEEP\x10\x05\x12\x10\n" +
-	"\fPHASE_WAKING\x10\x06B9Z7github.com/berth-sandbox/berth/api/journal/v1;journalv1b\x06proto3"
+	"\fPHASE_WAKING\x10\x06\x12\x11\n" +
+	"\rPHASE_STOPPED\x10\aB9Z7github.com/berth-sandbox/berth/api/journal/v1;journalv1b\x06proto3"
 
 var (
 	file_api_journal_v1_journal_proto_rawDescOnce sync.Once
