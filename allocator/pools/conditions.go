@@ -78,6 +78,8 @@ func (k known) degraded() metav1.Condition {
 			c.Reason = v1alpha1.PoolPreStop
 		case errors.Is(k.refused, ErrSleep):
 			c.Reason = v1alpha1.PoolSleepRefused
+		case errors.Is(k.refused, ErrStop):
+			c.Reason = v1alpha1.PoolStopRefused
 		}
 	case !n.Quarantine.IsZero() && k.short():
 		c.Reason = v1alpha1.PoolQuarantine

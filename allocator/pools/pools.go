@@ -32,12 +32,14 @@ const resource = "sandboxpools"
 // statusEvery is the interval between writes of changed statuses.
 const statusEvery = time.Second
 
-// Options configure Pools. All are required.
+// Options configure Pools. All but Stops are required.
 type Options struct {
 	kube.Options
 	Policy Policy
 	// Settings are those with which pods are made.
 	Settings pods.Settings
+	// Stops: there is an object store for the files of sandboxes that are stopped.
+	Stops bool
 }
 
 // Pools watches and maintains the pools of one namespace. Its methods may be called
@@ -173,6 +175,9 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec.Sleep = core.SleepPolicy{
 		WhenIdle: pool.Spec.OnIdle == v1alpha1.OnEndSleep, AtEnd: pool.Spec.OnTimeout == v1alpha1.OnEndSleep, WakeOnTraffic: pool.Spec.WakeOnTraffic,
 	}
+	if after := pool.Spec.StopAfter; after != nil {
+		spec.Sleep.StopAfter = after.Duration
+	}
 	if least := pool.Spec.MinBytesPerMinute; pool.Spec.Activity == v1alpha1.ActivityBytes && least != nil {
 		spec.MinBytes = uint64(*least)
 	}
@@ -214,7 +219,7 @@ const busyPath = "/busy"
 
 // check returns nil, or an error that says why no pod may be made from a pool's template.
 func (p *Pools) check(pool *v1alpha1.SandboxPool) error {
-	return errors.Join(pods.CheckAgent(pool, p.o.Settings), pods.CheckRecycle(pool, p.o.Settings), checkSleep(pool), checkSnapshot(pool), p.o.Policy.Check(pool))
+	return errors.Join(pods.CheckAgent(pool, p.o.Settings), pods.CheckRecycle(pool, p.o.Settings), checkSleep(pool), p.checkStop(pool), checkSnapshot(pool), p.o.Policy.Check(pool))
 }
 
 // checkSnapshot returns an error that names what is wrong in spec.snapshot.
@@ -230,7 +235,7 @@ func checkSnapshot(pool *v1alpha1.SandboxPool) error {
 }
 
 // ErrSleep is in the error for a pool that asks for sleep, and whose sandboxes cannot sleep.
-var ErrSleep = errors.New("sandboxes of this pool cannot sleep; make it Release, or change what keeps them awake")
+var ErrSleep = errors.New("sandboxes of this pool cannot sleep; make it Release, leave stopAfter out, or change what keeps them awake")
 
 // checkSleep returns nil, or an error that wraps ErrSleep and lists what keeps the sandboxes of a pool awake that are to
 // sleep.
@@ -238,9 +243,12 @@ func checkSleep(pool *v1alpha1.SandboxPool) error {
 	var asks []string
 	for _, f := range []struct {
 		field string
-		does  v1alpha1.OnEnd
-	}{{"spec.onIdle", pool.Spec.OnIdle}, {"spec.onTimeout", pool.Spec.OnTimeout}} {
-		if f.does == v1alpha1.OnEndSleep {
+		asks  bool
+	}{
+		{"spec.onIdle: Sleep", pool.Spec.OnIdle == v1alpha1.OnEndSleep}, {"spec.onTimeout: Sleep", pool.Spec.OnTimeout == v1alpha1.OnEndSleep},
+		{"spec.stopAfter", pool.Spec.StopAfter != nil},
+	} {
+		if f.asks {
 			asks = append(asks, f.field)
 		}
 	}
@@ -248,7 +256,17 @@ func checkSleep(pool *v1alpha1.SandboxPool) error {
 	if len(asks) == 0 || why == "" {
 		return nil
 	}
-	return fmt.Errorf("%s: Sleep: %w: %s", strings.Join(asks, ", "), ErrSleep, why)
+	return fmt.Errorf("%s: %w: %s", strings.Join(asks, ", "), ErrSleep, why)
+}
+
+// ErrStop is the error for a pool whose sandboxes are to be stopped, and have nowhere to keep their files.
+var ErrStop = errors.New("spec.stopAfter: the allocators have no object store for the files; start them with --snapshots, or leave it out")
+
+func (p *Pools) checkStop(pool *v1alpha1.SandboxPool) error {
+	if pool.Spec.StopAfter != nil && !p.o.Stops {
+		return ErrStop
+	}
+	return nil
 }
 
 // secondsOf is 0 for a field that is not set.

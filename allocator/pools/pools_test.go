@@ -137,19 +137,23 @@ func TestPoolWithWrongSnapshotBoundsIsRefused(t *testing.T) {
 func TestPoolThatCannotSleepIsRefusedOnlyIfItAsks(t *testing.T) {
 	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(80)}}}
 	var list v1alpha1.SandboxPoolList
-	asks := []v1alpha1.SandboxPoolSpec{{}, {OnIdle: v1alpha1.OnEndSleep}, {OnTimeout: v1alpha1.OnEndSleep}, {OnIdle: v1alpha1.OnEndSleep}}
+	after := &metav1.Duration{Duration: 10 * time.Minute}
+	asks := []v1alpha1.SandboxPoolSpec{
+		{}, {OnIdle: v1alpha1.OnEndSleep}, {OnTimeout: v1alpha1.OnEndSleep}, {StopAfter: after}, {OnIdle: v1alpha1.OnEndSleep, StopAfter: after},
+	}
+	fit := len(asks) - 1
 	for i, ask := range asks {
 		pool := stack.DemoPool("default", fmt.Sprintf("sleeps-%d", i), 1)
 		pool.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: 49983}
-		pool.Spec.OnIdle, pool.Spec.OnTimeout = ask.OnIdle, ask.OnTimeout
-		if i < 3 {
+		pool.Spec.OnIdle, pool.Spec.OnTimeout, pool.Spec.StopAfter = ask.OnIdle, ask.OnTimeout, ask.StopAfter
+		if i != fit {
 			pool.Spec.Template.Spec.Containers[0].LivenessProbe = probe
 		}
 		list.Items = append(list.Items, *pool)
 	}
 	seen := listed(t, list)
 	require.Len(t, seen, len(asks))
-	for i, field := range []string{"", "spec.onIdle: Sleep: ", "spec.onTimeout: Sleep: ", ""} {
+	for i, field := range []string{"", "spec.onIdle: Sleep: ", "spec.onTimeout: Sleep: ", "spec.stopAfter: sandboxes of this pool cannot sleep", ""} {
 		const at = "spec.template.spec.containers[0].livenessProbe: "
 		if field == "" {
 			require.NotContains(t, seen[i].Refused, "Sleep", "pool %d", i)
@@ -157,10 +161,32 @@ func TestPoolThatCannotSleepIsRefusedOnlyIfItAsks(t *testing.T) {
 			require.Contains(t, seen[i].Refused, field)
 			require.Contains(t, seen[i].Refused, at)
 		}
-		if i < 3 {
+		if i != fit {
 			require.Contains(t, seen[i].CannotSleep, at)
 		} else {
 			require.Empty(t, seen[i].CannotSleep)
+			require.Equal(t, after.Duration, seen[i].Sleep.StopAfter)
+		}
+	}
+}
+
+func TestPoolThatStopsSandboxesNeedsAStore(t *testing.T) {
+	clients, err := kube.NewClients(&rest.Config{}, 0, 0)
+	require.NoError(t, err)
+	pool := stack.DemoPool("default", "stops", 1)
+	pool.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: 49983}
+	pool.Spec.StopAfter = &metav1.Duration{Duration: time.Minute}
+	for _, store := range []bool{true, false} {
+		p, err := pools.New(pools.Options{
+			Options: kube.Options{Clients: clients, Namespace: "default", Submit: func(core.Event) {}, Log: zaptest.NewLogger(t)},
+			Policy:  policy(t, pools.PolicyBaseline), Settings: pods.Settings{ServeOn: time.Second, AgentImage: "agent", AgentKey: "key"}, Stops: store,
+		})
+		require.NoError(t, err)
+		status := p.Status(pool, core.Counts{})
+		require.Equal(t, !store, status.TemplateRefused())
+		require.Equal(t, !store, degraded(v1alpha1.PoolStopRefused)(status), "%+v", status.Conditions)
+		if !store {
+			require.Contains(t, meta.FindStatusCondition(status.Conditions, v1alpha1.PoolDegraded).Message, "spec.stopAfter: the allocators have no object store")
 		}
 	}
 }
@@ -458,6 +484,12 @@ func TestPools(t *testing.T) {
 			{"busyProbe", map[string]any{"path": "busy"}, "spec.busyProbe.path"}, {"busyProbe", map[string]any{"path": ""}, "spec.busyProbe.path"}, {"busyProbe", map[string]any{"path": "/a b"}, "spec.busyProbe.path"},
 			{"busyProbe", nil, ""}, {"maxLifetimeSeconds", nil, ""},
 			{"maxLifetimeSeconds", 0, "spec.maxLifetimeSeconds"}, {"maxLifetimeSeconds", 31536001, "spec.maxLifetimeSeconds"}, {"maxLifetimeSeconds", "1h", "spec.maxLifetimeSeconds"},
+			{"stopAfter", "10m", "spec.stopAfter: needs spec.agent"}, {"agent", map[string]any{"enabled": true}, ""},
+			{"stopAfter", "1s", ""}, {"stopAfter", "1h30m", ""}, {"stopAfter", "8760h", ""}, {"agent", nil, "spec.stopAfter: needs spec.agent"},
+			{"stopAfter", "999ms", "spec.stopAfter: must be 1s to 8760h"}, {"stopAfter", "8761h", "spec.stopAfter: must be 1s to 8760h"},
+			{"stopAfter", "-1s", "spec.stopAfter: must be 1s"}, {"stopAfter", "0", "spec.stopAfter: must be 1s"},
+			{"stopAfter", "10 minutes", "spec.stopAfter"}, {"stopAfter", "", "spec.stopAfter"}, {"stopAfter", 600, "spec.stopAfter"},
+			{"stopAfter", nil, ""}, {"agent", nil, ""},
 			{"startupTimeoutSeconds", 1, ""}, {"startupTimeoutSeconds", 3600, ""}, {"startupTimeoutSeconds", nil, ""},
 			{"startupTimeoutSeconds", 0, "spec.startupTimeoutSeconds"}, {"startupTimeoutSeconds", 3601, "spec.startupTimeoutSeconds"},
 		} {
@@ -613,7 +645,7 @@ func newPools(t *testing.T, clients *kube.Clients, submit func(core.Event)) *poo
 	t.Helper()
 	p, err := pools.New(pools.Options{
 		Options: kube.Options{Clients: clients, Namespace: "default", Submit: submit, Log: zaptest.NewLogger(t)},
-		Policy:  policy(t, pools.PolicyBaseline), Settings: pods.Settings{ServeOn: time.Second},
+		Policy:  policy(t, pools.PolicyBaseline), Settings: pods.Settings{ServeOn: time.Second}, Stops: true,
 	})
 	require.NoError(t, err)
 	return p

@@ -48,6 +48,7 @@ type SandboxPool struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.agent.busy != 'Commands' || !has(self.busyProbe)",message="spec.agent.busy: Commands is a busyProbe that the agent answers; remove spec.busyProbe, or set busy to None"
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.onRestart == 'Release'",message="spec.agent: needs spec.onRestart Release, because an agent that starts again is not configured for its sandbox any more"
 // +kubebuilder:validation:XValidation:rule="self.onIdle != 'Sleep' && self.onTimeout != 'Sleep' || has(self.agent) && self.agent.enabled",message="spec.onIdle, spec.onTimeout: Sleep needs spec.agent, which stops the processes; enable it, or set Release"
+// +kubebuilder:validation:XValidation:rule="!has(self.stopAfter) || has(self.agent) && self.agent.enabled",message="spec.stopAfter: needs spec.agent, which archives the files; enable it, or leave stopAfter out"
 // +kubebuilder:validation:XValidation:rule="!has(self.reuse) || self.reuse != 'Recycle' || self.onRestart == 'Release'",message="spec.reuse: Recycle needs spec.onRestart Release, because a restart ends the life of a pod"
 type SandboxPoolSpec struct {
 	// warm is how many ready pods without a sandbox the pool keeps. In addition it makes a pod for
@@ -181,8 +182,8 @@ type SandboxPoolSpec struct {
 	// +optional
 	AcceptVolumes bool `json:"acceptVolumes,omitempty"`
 
-	// snapshot says which files of a sandbox a snapshot keeps, and how many. Snapshots need spec.agent, and the allocators'
-	// --snapshots. A change applies to later snapshots, and to what is made from earlier ones.
+	// snapshot says which files of a sandbox a snapshot and a stop keep, and how many. Both need spec.agent, and the
+	// allocators' --snapshots. A change applies to later snapshots and stops, and to what is made from earlier ones.
 	// +optional
 	Snapshot *PoolSnapshot `json:"snapshot,omitempty"`
 
@@ -218,6 +219,18 @@ type SandboxPoolSpec struct {
 	// autoResume of E2B).
 	// +optional
 	WakeOnTraffic bool `json:"wakeOnTraffic,omitempty"`
+
+	// stopAfter is how long a sandbox is asleep until it is stopped, such as 10m: the files below spec.snapshot.paths are
+	// archived in the object store of the allocators, and its pod is deleted. A wake binds another pod of the pool to it,
+	// with these files, and without its processes and its memory. From 1s to 8760h (365 days). Default: never. A claim can
+	// set its own (stopAfter, or autoPauseMemory of E2B). A change applies to later claims.
+	//
+	// It needs the allocators' --snapshots, and what onIdle Sleep needs.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('8760h')",message="spec.stopAfter: must be 1s to 8760h, or be left out"
+	// +optional
+	StopAfter *metav1.Duration `json:"stopAfter,omitempty"`
 
 	// idleTimeoutSeconds is the time without activity, in seconds, after which a sandbox is
 	// released, with reason IdleTimeout: 5 to 31,536,000 (365 days), or 0 for never. Default: 3600. A
@@ -581,10 +594,10 @@ const (
 	PoolProgressing = "Progressing"
 	// PoolDegraded is True while something keeps the pool from what it asks for. The message quotes
 	// the API server, the scheduler or the kubelet. Reasons:
-	//   - PodSecurity, PreStop, Agent, Recycle, Sleep: no pod is made from the template, because it asks for
+	//   - PodSecurity, PreStop, Agent, Recycle, Sleep, Stop: no pod is made from the template, because it asks for
 	//     more than the allocator's --pod-security allows, has a preStop action other than sleep, leaves no
-	//     room for the agent, is for pods that cannot be recycled, or is for sandboxes that cannot sleep
-	//     although onIdle or onTimeout says so;
+	//     room for the agent, is for pods that cannot be recycled, is for sandboxes that cannot sleep
+	//     although onIdle, onTimeout or stopAfter says so, or has stopAfter although the allocators have no object store;
 	//   - QuotaExceeded, CreateFailed: the API server refused the last pod;
 	//   - Unschedulable, ImagePullFailed, StartFailed, CrashLoop, OOMKilled, Failed, Evicted, Preempted,
 	//     NodeLost, Deleted, NeverReady: pods do not become ready, or end before they can be used:
@@ -614,6 +627,7 @@ const (
 	PoolAgentRefused   = "Agent"
 	PoolRecycleRefused = "Recycle"
 	PoolSleepRefused   = "Sleep"
+	PoolStopRefused    = "Stop"
 	PoolQuotaExceeded  = "QuotaExceeded"
 	PoolCreateFailed   = "CreateFailed"
 	PoolNodesUnusable  = "NodesUnusable"
@@ -628,7 +642,7 @@ func (s *SandboxPoolStatus) TemplateRefused() bool {
 	for _, c := range s.Conditions {
 		if c.Type == PoolDegraded && c.Status == metav1.ConditionTrue {
 			switch c.Reason {
-			case PoolPodSecurity, PoolPreStop, PoolAgentRefused, PoolRecycleRefused, PoolSleepRefused:
+			case PoolPodSecurity, PoolPreStop, PoolAgentRefused, PoolRecycleRefused, PoolSleepRefused, PoolStopRefused:
 				return true
 			}
 		}

@@ -572,6 +572,11 @@ func (in *SandboxPoolSpec) DeepCopyInto(out *SandboxPoolSpec) {
 		*out = new(PoolSnapshot)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.StopAfter != nil {
+		in, out := &in.StopAfter, &out.StopAfter
+		*out = new(v1.Duration)
+		**out = **in
+	}
 	if in.IdleTimeoutSeconds != nil {
 		in, out := &in.IdleTimeoutSeconds, &out.IdleTimeoutSeconds
 		*out = new(int32)

@@ -98,13 +98,19 @@ type Ask struct {
 }
 
 // SleepAsk is the fact.SleepPolicy that a claim asks for; nil: the default of the pool.
-type SleepAsk struct{ WhenIdle, AtEnd, WakeOnTraffic *bool }
+type SleepAsk struct {
+	WhenIdle, AtEnd, WakeOnTraffic *bool
+	StopAfter                      *time.Duration
+}
 
 func (a SleepAsk) of(pool fact.SleepPolicy) fact.SleepPolicy {
 	for _, x := range []struct{ asked, set *bool }{{a.WhenIdle, &pool.WhenIdle}, {a.AtEnd, &pool.AtEnd}, {a.WakeOnTraffic, &pool.WakeOnTraffic}} {
 		if x.asked != nil {
 			*x.set = *x.asked
 		}
+	}
+	if a.StopAfter != nil {
+		pool.StopAfter = *a.StopAfter
 	}
 	return pool
 }
