@@ -317,11 +317,11 @@ func (a *Allocator) moveEnd(ctx context.Context, ev core.SetTimeout) (core.Sandb
 	}, nil)
 }
 
-// Sleep implements rest.Allocator. When ctx ends first, the sandbox may fall asleep all the same.
-func (a *Allocator) Sleep(ctx context.Context, id string) (core.SandboxCallAnswered, error) {
+// Sleep implements rest.Allocator. When ctx ends first, the sandbox may fall asleep, and be stopped, all the same.
+func (a *Allocator) Sleep(ctx context.Context, id string, stop bool) (core.SandboxCallAnswered, error) {
 	return call[core.SandboxCallAnswered](ctx, a, func(t *term, token uint64) core.Event {
 		t.headStart.call()
-		return core.Sleep{Token: token, Scope: scopeOf(ctx), ID: id}
+		return core.Sleep{Token: token, Scope: scopeOf(ctx), ID: id, Stop: stop}
 	}, nil)
 }
 

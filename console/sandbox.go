@@ -131,12 +131,19 @@ func (d *sandboxData) readUsage(ctx context.Context, v *visit, id string) error 
 // timeline is the life of the sandbox from the claim to its end, with the steps of the fence.
 func (d *sandboxData) timeline() []moment {
 	r := &d.Record
-	all := []moment{{"ok", "Claimed", "pod " + r.PodName + " of pool " + r.Pool, &r.ClaimedAt}}
+	claimed := "of pool " + r.Pool
+	if r.PodName != "" {
+		claimed = "pod " + r.PodName + " " + claimed
+	}
+	all := []moment{{"ok", "Claimed", claimed, &r.ClaimedAt}}
 	switch {
 	case r.StartedAt != nil:
 		all = append(all, moment{"ok", "Running", "", r.StartedAt})
 	case r.Phase == openapi.RecordPhaseStarting:
 		all = append(all, moment{"busy", "Starting", "its PostStart hook has not succeeded yet; requests wait for it", nil})
+	}
+	if r.Phase == openapi.RecordPhaseStopped {
+		all = append(all, moment{"ok", "Stopped", "it has its files, and no pod", nil})
 	}
 	if d.Live {
 		if d.Activity != nil && d.Activity.Next != nil {

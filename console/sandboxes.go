@@ -49,7 +49,7 @@ type choice struct {
 // live are the phases of sandboxes that are not released.
 var live = []openapi.RecordPhase{
 	openapi.RecordPhaseStarting, openapi.RecordPhaseRunning,
-	openapi.RecordPhaseFallingAsleep, openapi.RecordPhaseAsleep, openapi.RecordPhaseWaking,
+	openapi.RecordPhaseFallingAsleep, openapi.RecordPhaseAsleep, openapi.RecordPhaseWaking, openapi.RecordPhaseStopped,
 }
 
 // phases are what can be chosen, and what the API calls it.
@@ -59,7 +59,8 @@ var phases = []struct {
 }{
 	{"live", "Live", live},
 	{"starting", "Starting", []openapi.RecordPhase{openapi.RecordPhaseStarting}},
-	{"asleep", "Asleep", live[2:]},
+	{"asleep", "Asleep", live[2:5]},
+	{"stopped", "Stopped", []openapi.RecordPhase{openapi.RecordPhaseStopped}},
 	{"released", "Being released", []openapi.RecordPhase{openapi.RecordPhaseReleased}},
 	{"ended", "Ended", []openapi.RecordPhase{openapi.RecordPhaseEnded}},
 	{"all", "All", append(slices.Clone(live), openapi.RecordPhaseReleased, openapi.RecordPhaseEnded)},
@@ -68,7 +69,7 @@ var phases = []struct {
 var stateOf = map[openapi.RecordPhase]badge{
 	openapi.RecordPhaseStarting: {"busy", "starting"}, openapi.RecordPhaseRunning: {"ok", "running"},
 	openapi.RecordPhaseFallingAsleep: {"busy", "falling asleep"}, openapi.RecordPhaseAsleep: {"still", "asleep"},
-	openapi.RecordPhaseWaking:   {"busy", "waking"},
+	openapi.RecordPhaseWaking: {"busy", "waking"}, openapi.RecordPhaseStopped: {"still", "stopped"},
 	openapi.RecordPhaseReleased: {"busy", "being released"}, openapi.RecordPhaseEnded: {"still", "ended"},
 }
 

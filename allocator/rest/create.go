@@ -100,9 +100,9 @@ func (a *api) claimOf(request *openapi.NewSandbox) (c core.Claim, err error) {
 	return c, a.accessOf(request, &c.Binding)
 }
 
-// sleepOf returns when the sandbox of a claim is to sleep. The words of E2B count if there are none of Berth, and only as
-// true: SDKs send false for what their caller has not set. A pool whose sandboxes cannot sleep refuses a claim that
-// asks for it, unless it accepts that the sandbox ends instead.
+// sleepOf returns when the sandbox of a claim is to sleep, and to be stopped. The words of E2B count if there are none of
+// Berth, and autoPause and autoResume only as true: SDKs send false for what their caller has not set. A pool whose
+// sandboxes cannot sleep refuses a claim that asks for it, unless it accepts that the sandbox ends instead.
 func (a *api) sleepOf(request *openapi.NewSandbox) (ask core.SleepAsk, err error) {
 	field := "autoPause"
 	if ask.WakeOnTraffic = request.WakeOnTraffic; deref(request.AutoPause, false) {
@@ -119,12 +119,18 @@ func (a *api) sleepOf(request *openapi.NewSandbox) (ask core.SleepAsk, err error
 	if resume := request.AutoResume; ask.WakeOnTraffic == nil && resume != nil && deref(resume.Enabled, false) {
 		ask.WakeOnTraffic = resume.Enabled
 	}
+	stops, err := stopOf(request, &ask)
+	if err != nil {
+		return ask, err
+	}
 	switch {
 	case deref(ask.AtEnd, false):
 	case deref(ask.WhenIdle, false):
 		field = "onIdle"
 	case request.WakeOnTraffic == nil && deref(ask.WakeOnTraffic, false):
 		field = "autoResume.enabled"
+	case stops != "":
+		field = stops
 	default:
 		return ask, nil
 	}
@@ -132,6 +138,8 @@ func (a *api) sleepOf(request *openapi.NewSandbox) (ask core.SleepAsk, err error
 	switch {
 	case !ok:
 		pool = &v1alpha1.SandboxPool{} // without an agent
+	case pool.Spec.CannotSleep() == "" && stops != "" && a.Snapshots == nil:
+		return ask, notImplemented("%s: %s", stops, noStoreToStop)
 	case pool.Spec.CannotSleep() == "":
 		return ask, nil
 	case pool.Spec.AcceptPause == v1alpha1.PauseEnds:
@@ -139,6 +147,26 @@ func (a *api) sleepOf(request *openapi.NewSandbox) (ask core.SleepAsk, err error
 	}
 	return ask, notImplemented("%s: %s. Or leave the field out: at its end a sandbox is released. "+
 		"With acceptPause: End the pool accepts the field, and releases the sandbox all the same", field, pool.Spec.CannotSleep())
+}
+
+// stopSoon is how long a sandbox is asleep that E2B's clients have pause without its memory.
+const stopSoon = time.Second
+
+// stopOf sets when the sandbox of a claim is to be stopped, and returns the field that asks for it, "" for none.
+func stopOf(request *openapi.NewSandbox, ask *core.SleepAsk) (field string, err error) {
+	withoutMemory, resume := !deref(request.AutoPauseMemory, true), request.AutoResume
+	switch {
+	case withoutMemory && resume != nil && deref(resume.Enabled, false):
+		return "", invalid("autoPauseMemory: false: not with autoResume.enabled, as in E2B; leave one of them out, or set wakeOnTraffic instead of autoResume")
+	case request.StopAfter != nil:
+		field, ask.StopAfter = "stopAfter", new(secondsOf(*request.StopAfter))
+	case withoutMemory && deref(ask.AtEnd, false):
+		field, ask.StopAfter = "autoPauseMemory", new(stopSoon)
+	}
+	if deref(ask.StopAfter, 0) == 0 {
+		field = ""
+	}
+	return field, nil
 }
 
 func checkMetadata(metadata map[string]string) error {

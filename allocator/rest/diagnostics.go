@@ -28,6 +28,10 @@ func (a *api) diagnose(w *reply, r *http.Request) error {
 			return err
 		}
 	}
+	if s.Phase == core.Stopped {
+		shown.PodProblem = "the sandbox is stopped, and has no pod"
+		return writeJSON(w, http.StatusOK, shown)
+	}
 	switch p, err := a.Allocator.Pod(r.Context(), s.Pod); {
 	case errors.Is(err, inspect.ErrGone):
 		shown.PodProblem = "the pod does not exist any more"

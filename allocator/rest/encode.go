@@ -88,6 +88,7 @@ const berthAgentVersion = "0.6.4"
 var sandboxPhases = map[core.Phase]openapi.SandboxPhase{
 	core.Starting: openapi.SandboxPhaseStarting, core.Running: openapi.SandboxPhaseRunning,
 	core.FallingAsleep: openapi.SandboxPhaseFallingAsleep, core.Asleep: openapi.SandboxPhaseAsleep, core.Waking: openapi.SandboxPhaseWaking,
+	core.Stopped: openapi.SandboxPhaseStopped,
 }
 
 // toSandbox returns the API's form of a sandbox.
@@ -97,13 +98,14 @@ func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
 		Domain: a.PublicHost, URL: a.url(s),
 		State:     openapi.SandboxStateRunning,
 		StartedAt: s.ClaimedAt, EndAt: noEnd, IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, User: s.User,
-		PodName: s.Pod.Name, Access: openapi.Access(s.Access.String()), Network: networkOf(&s),
+		Access: openapi.Access(s.Access.String()), Network: networkOf(&s),
 	}
+	shown.PodName, _ = podOf(&s)
 	shown.Phase = cmp.Or(sandboxPhases[s.Phase], openapi.SandboxPhaseRunning)
 	if isPaused(&s) {
 		shown.State = openapi.SandboxStatePaused
 	}
-	shown.AsleepAt = optional(s.AsleepAt)
+	shown.AsleepAt, shown.StopAfter = optional(s.AsleepAt), seconds(s.Sleep.StopAfter)
 	if s.Agent.Port != 0 {
 		shown.Lifecycle = &openapi.SandboxLifecycle{OnTimeout: openapi.Kill, AutoResume: s.Sleep.WakeOnTraffic}
 		if s.Sleep.AtEnd {

@@ -54,7 +54,7 @@ func notLive(id string, status core.CallStatus) error {
 	case core.CallGone:
 		return missing(id, apierror.SandboxGone, "this sandbox was released earlier")
 	case core.CallAsleep:
-		return about(id, apierror.SandboxState, "this sandbox is asleep, or about to be; wake it with POST /sandboxes/{id}/connect")
+		return about(id, apierror.SandboxState, "this sandbox is asleep or stopped, or about to be; wake it with POST /sandboxes/{id}/connect")
 	case core.CallNotReady:
 		return about(id, apierror.SandboxBusy, "this sandbox is being archived, or cannot fall asleep now; try again")
 	case core.CallRefused:

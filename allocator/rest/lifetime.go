@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"context"
 	"errors"
 	"net/http"
 
@@ -29,19 +30,49 @@ func (a *api) connect(w *reply, r *http.Request) error {
 	return a.extend(w, r, request.Timeout, http.StatusOK)
 }
 
-// pause has a sandbox fall asleep.
+// pause has a sandbox fall asleep, or stops it.
 func (a *api) pause(w *reply, r *http.Request) error {
-	id := r.PathValue("sandboxID")
-	e, err := a.Allocator.Sleep(r.Context(), id)
-	if err == nil && e.Why != "" {
-		refused := notLive(id, e.Status)
-		var known *apierror.Error
-		if errors.As(refused, &known) {
-			known.Message += ": " + e.Why
-		}
-		return refused
+	var request openapi.PauseSandboxJSONBody
+	if err := decodeBody(r, &request); err != nil {
+		return err
 	}
-	return noContent(w, id, e.Status, err)
+	id, ctx, stop := r.PathValue("sandboxID"), r.Context(), !deref(request.Memory, true)
+	switch {
+	case !stop: // nothing is archived
+		short, cancel := context.WithTimeout(ctx, sleepWait)
+		defer cancel()
+		ctx = short
+	case a.Snapshots == nil:
+		return notImplemented("memory: false: %s", noStoreToStop)
+	}
+	e, err := a.Allocator.Sleep(ctx, id, stop)
+	if err != nil {
+		return err
+	}
+	refused := notLive(id, e.Status)
+	switch failed := stop && e.Status == core.CallRefused; {
+	case failed && e.Sandbox.Phase == core.Asleep:
+		refused = about(id, apierror.SnapshotFailed, "this sandbox is asleep, and its files were not archived")
+	case failed:
+		refused = about(id, apierror.SleepFailed, "this sandbox was not stopped, and runs")
+	}
+	if refused != nil {
+		return because(refused, e.Why)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// noStoreToStop says why no sandbox can be stopped.
+const noStoreToStop = "the allocators have no object store for the files of a sandbox that is stopped; start them with --snapshots, or leave it out"
+
+// because adds to an error why it is so.
+func because(err error, why string) error {
+	var known *apierror.Error
+	if errors.As(err, &known) && why != "" {
+		known.Message += ": " + why
+	}
+	return err
 }
 
 // resume is connect as older SDKs call it.
@@ -67,6 +98,9 @@ func (a *api) refresh(w *reply, r *http.Request) error {
 func (a *api) extend(w *reply, r *http.Request, by *openapi.Seconds, code int) error {
 	id := r.PathValue("sandboxID")
 	e, err := a.Allocator.Extend(r.Context(), id, secondsOf(deref(by, int64(defaultTimeout.Seconds()))), code != http.StatusNoContent)
+	if err == nil && e.Status == core.CallRefused {
+		return because(about(id, apierror.StartFailed, "this sandbox is stopped, and could not be woken"), e.Why)
+	}
 	if err != nil || e.Status != core.CallOK || code == http.StatusNoContent {
 		return noContent(w, id, e.Status, err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/inspect"
+	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 )
 
@@ -121,6 +122,9 @@ func (a *api) readLog(r *http.Request, q logQuery) (lines []line, container stri
 	s, err := a.live(r)
 	if err != nil {
 		return nil, "", err
+	}
+	if s.Phase == core.Stopped {
+		return nil, "", about(s.ID, apierror.SandboxState, "this sandbox is stopped, and has no pod with a log; wake it with POST /sandboxes/{id}/connect")
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), logWait)
 	defer cancel()

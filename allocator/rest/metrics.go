@@ -23,7 +23,7 @@ func newMetrics() *metrics {
 // register registers the metrics, and the slots in use.
 func (a *api) register(reg prometheus.Registerer) error {
 	for _, c := range []prometheus.Collector{a.counts.calls, a.counts.seconds, a.counts.rateLimited, slots{
-		"claims": a.claims, "others": a.others, "sleeps": a.sleeps, "snapshots": a.snapshots, "slow": a.slow, "streams": a.streams,
+		"claims": a.claims, "others": a.others, "sleeps": a.sleeps, "wakes": a.wakes, "snapshots": a.snapshots, "slow": a.slow, "streams": a.streams,
 	}} {
 		if err := reg.Register(c); err != nil {
 			return err

@@ -51,7 +51,7 @@ func TestCallsAreCountedByOperationAndClassOfCode(t *testing.T) {
 	}()
 	used := func(calls int) string {
 		text := fmt.Sprintf("# HELP %s %s\n# TYPE %[1]s gauge\n", metric.APISlotsUsed.Name, metric.APISlotsUsed.Help)
-		for class, n := range map[string]int{"claims": calls, "others": 0, "sleeps": 0, "snapshots": 0, "slow": 0, "streams": 0} {
+		for class, n := range map[string]int{"claims": calls, "others": 0, "sleeps": 0, "wakes": 0, "snapshots": 0, "slow": 0, "streams": 0} {
 			text += fmt.Sprintf("%s{class=%q} %d\n", metric.APISlotsUsed.Name, class, n)
 		}
 		return text

@@ -16,16 +16,18 @@ import (
 var phaseNames = map[core.Phase]openapi.RecordPhase{
 	core.Starting: openapi.RecordPhaseStarting, core.Running: openapi.RecordPhaseRunning, core.Releasing: openapi.RecordPhaseRunning,
 	core.FallingAsleep: openapi.RecordPhaseFallingAsleep, core.Asleep: openapi.RecordPhaseAsleep, core.Waking: openapi.RecordPhaseWaking,
+	core.Stopped:  openapi.RecordPhaseStopped,
 	core.Released: openapi.RecordPhaseReleased, core.Ended: openapi.RecordPhaseEnded,
 }
 
 // toRecord returns the operators' form of a sandbox.
 func (a *api) toRecord(s core.Sandbox) openapi.SandboxRecord {
+	pod, ip := podOf(&s)
 	return openapi.SandboxRecord{
 		SandboxID: s.ID, Pool: s.Pool.Name, Team: s.Team, User: s.User, Phase: phaseNames[s.Phase], Reason: s.Reason,
 		Message: s.Message, ExitCode: s.ExitCode, Workload: toWorkload(s.Workload),
 		ClaimedAt: s.ClaimedAt, StartedAt: optional(s.StartedAt), ReleasedAt: optional(s.ReleasedAt), EndAt: optional(s.EndAt), LifetimeEnd: optional(s.LifetimeEnd),
-		IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, PodName: s.Pod.Name, PodIP: s.IP.String(),
+		IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, PodName: pod, PodIP: ip,
 		URL: a.url(s), DefaultPort: int(s.DefaultPort), Ports: portsOf(s.Ports),
 	}
 }
@@ -147,10 +149,18 @@ func (a *api) explainRoute(w *reply, r *http.Request) error {
 		return notFound(id, st.Sandbox, known)
 	}
 	s := st.Sandbox
+	pod, ip := podOf(&s)
 	shown := openapi.RouteExplanation{
 		SandboxID: s.ID, Routable: st.Why.Routable(), Why: routeWhy[st.Why], Phase: phaseNames[s.Phase], Reason: s.Reason,
-		ReleasedAt: optional(s.ReleasedAt), PodName: s.Pod.Name, PodIP: s.IP.String(), PodNotReady: st.NotReady,
+		ReleasedAt: optional(s.ReleasedAt), PodName: pod, PodIP: ip, PodNotReady: st.NotReady,
 		DefaultPort: int(s.DefaultPort), Ports: portsOf(s.Ports), Routers: []openapi.RouterOfRoute{}, RoutersOthers: st.Others,
+	}
+	if s.Phase == core.Stopped {
+		shown.PodNotReady = "" // it is that of its former pod
+		shown.Why = "it is stopped, and has no pod; routers hold requests that may wake it, and refuse others"
+		if st.Why == core.RouteWaking {
+			shown.Why = "it is stopped and is being woken; routers hold requests until its next pod has its files"
+		}
 	}
 	if !s.ReleasedAt.IsZero() {
 		shown.Why += fmt.Sprintf("; released at %s: %s", s.ReleasedAt.UTC().Format(time.RFC3339), s.Reason)

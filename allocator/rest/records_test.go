@@ -93,7 +93,7 @@ func TestRecordsAreSelectedByTeamPoolUserAndPhase(t *testing.T) {
 func TestIndexedListsReadOnlyOnePage(t *testing.T) {
 	f := &fake{live: someSandboxes(1000)}
 	for query, most := range map[string]int{
-		"": 101, "pool=p&team=t&limit=7": 8, "phase=starting,running,fallingAsleep,asleep,waking": 101, "phase=released,ended": 101, "phase=starting": 101, "user=x": 101,
+		"": 101, "pool=p&team=t&limit=7": 8, "phase=starting,running,fallingAsleep,asleep,waking,stopped": 101, "phase=released,ended": 101, "phase=starting": 101, "user=x": 101,
 	} {
 		f.queries = nil
 		require.Equal(t, http.StatusOK, call(handler(t, f), "GET", "/v1/sandboxes?"+query, "").Code)

@@ -41,7 +41,11 @@ const (
 	answerWait = 10 * time.Second
 	// sleepWait bounds a call that waits until a sandbox is asleep: the closing, the connect window, and the freeze.
 	sleepWait = 45 * time.Second
-	// snapshotWait bounds a call that makes a snapshot: sleepWait, and what package snapshots allows for an archive.
+	// wakeWait bounds a call that waits until a sandbox runs. One that is stopped waits for a pod, for its files, and for the
+	// hook of its pool. It is woken also if that takes longer.
+	wakeWait = agents.RestoreFor + 2*time.Minute
+	// snapshotWait bounds a call that makes a snapshot or stops a sandbox: sleepWait, and what package snapshots allows for
+	// an archive.
 	snapshotWait = sleepWait + 16*time.Minute
 	// snapshotsInFlight is how many of them there can be. Most wait for a sandbox to sleep.
 	snapshotsInFlight = 64
@@ -87,8 +91,8 @@ type Allocator interface {
 	Activities(ctx context.Context, filter Filter, most int) ([]core.ActivityStatus, int, error)
 	// Extend is like SetTimeout, and never brings the end forward. wake: a sandbox that is asleep is woken.
 	Extend(ctx context.Context, id string, lifetime time.Duration, wake bool) (core.SandboxCallAnswered, error)
-	// Sleep has a sandbox fall asleep.
-	Sleep(ctx context.Context, id string) (core.SandboxCallAnswered, error)
+	// Sleep has a sandbox fall asleep. stop: it is stopped then, as one that is asleep already is.
+	Sleep(ctx context.Context, id string, stop bool) (core.SandboxCallAnswered, error)
 	// MakeSnapshot makes a snapshot of a sandbox, with the name, tag, team and expiry of of. The snapshot counts if the
 	// status of the answer is CallOK.
 	MakeSnapshot(ctx context.Context, id string, of snapshots.Snapshot) (snapshots.Snapshot, core.SandboxCallAnswered, error)
@@ -210,12 +214,12 @@ type api struct {
 	Options
 	forwarder *httputil.ReverseProxy
 	// slow has the calls that ask a kubelet or the API server.
-	claims, others, sleeps, snapshots, slow, streams *class
-	answers                                          *budget
-	rates                                            *keyRates
-	counts                                           *metrics
-	audit                                            audit
-	operations                                       map[string]string // IDs by the mux's pattern
+	claims, others, sleeps, wakes, snapshots, slow, streams *class
+	answers                                                 *budget
+	rates                                                   *keyRates
+	counts                                                  *metrics
+	audit                                                   audit
+	operations                                              map[string]string // IDs by the mux's pattern
 }
 
 // New returns the handler, or an error that names the missing options.
@@ -228,7 +232,7 @@ func New(o Options) (http.Handler, error) {
 	a := &api{
 		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, counts: newMetrics(), operations: map[string]string{},
 		claims: newClass(claimSlots(o.ClaimQueue), MaxWait+answerWait+agents.RestoreFor), others: newClass(inFlight, answerWait),
-		sleeps: newClass(inFlight, sleepWait), snapshots: newClass(snapshotsInFlight, snapshotWait), slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
+		sleeps: newClass(inFlight, snapshotWait), wakes: newClass(inFlight, wakeWait), snapshots: newClass(snapshotsInFlight, snapshotWait), slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
 	}
 	a.streams.slots.most = teamStreams
 	a.rates = newKeyRates(o.KeyRate, o.Log)

@@ -98,6 +98,7 @@ type fake struct {
 	released []string
 	queries  []Query
 	scaled   []string
+	stops    []bool // of the calls of Sleep
 }
 
 func (f *fake) Leader() Leader {
@@ -199,7 +200,10 @@ func (f *fake) List(ctx context.Context, q Query) ([]core.Sandbox, error) {
 	return list[:min(q.Most, len(list))], f.wait(ctx)
 }
 
-func (f *fake) Sleep(ctx context.Context, id string) (core.SandboxCallAnswered, error) {
+func (f *fake) Sleep(ctx context.Context, id string, stop bool) (core.SandboxCallAnswered, error) {
+	f.mu.Lock()
+	f.stops = append(f.stops, stop)
+	f.mu.Unlock()
 	return core.SandboxCallAnswered{Status: f.status, Sandbox: f.sandboxes[id], Why: f.why}, f.wait(ctx)
 }
 
@@ -221,11 +225,12 @@ func (f *fake) Extend(ctx context.Context, id string, lifetime time.Duration, wa
 	f.kept = append(f.kept, fmt.Sprintf("%s at least %v", id, lifetime))
 	f.mu.Unlock()
 	s := f.sandboxes[id]
-	woken := s.Phase == core.Asleep && wake
-	if s.Phase == core.Asleep && !wake {
+	asleep := s.Phase == core.Asleep || s.Phase == core.Stopped
+	woken := asleep && wake
+	if asleep && !wake {
 		return core.SandboxCallAnswered{Status: core.CallAsleep}, f.wait(ctx)
 	}
-	return core.SandboxCallAnswered{Status: f.status, Sandbox: s, Woken: woken}, f.wait(ctx)
+	return core.SandboxCallAnswered{Status: f.status, Sandbox: s, Woken: woken, Why: f.why}, f.wait(ctx)
 }
 
 func (f *fake) Pool(name string) (*v1alpha1.SandboxPool, bool) {

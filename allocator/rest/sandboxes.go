@@ -53,7 +53,18 @@ func (f *filter) matches(s *core.Sandbox) bool {
 }
 
 // isPaused reports whether a sandbox is paused in E2B's words.
-func isPaused(s *core.Sandbox) bool { return s.Phase == core.FallingAsleep || s.Phase == core.Asleep }
+func isPaused(s *core.Sandbox) bool {
+	return s.Phase == core.FallingAsleep || s.Phase == core.Asleep || s.Phase == core.Stopped
+}
+
+// podOf returns the name and the address of the pod of a sandbox. One that is stopped has none: its record has those of its
+// former pod.
+func podOf(s *core.Sandbox) (name, ip string) {
+	if s.Phase == core.Stopped {
+		return "", ""
+	}
+	return s.Pod.Name, s.IP.String()
+}
 
 // filterOf reads the parameters of a list that all lists have.
 func filterOf(r *http.Request) (f filter, err error) {

@@ -60,7 +60,8 @@ func claimSlots(queue int) int { return max(claimsInFlight, queue+(queue+teamSha
 // MaxConns is the number of connections that a listener needs for all calls, with Options.ClaimQueue, and
 // for connections that are idle, sending or reading.
 func MaxConns(queue int) int {
-	return claimSlots(queue) + inFlight + readsInFlight + maxStreams + 1_000
+	const others, sleeps, wakes = inFlight, inFlight, inFlight
+	return claimSlots(queue) + others + sleeps + wakes + snapshotsInFlight + readsInFlight + maxStreams + 1_000
 }
 
 // class is a kind of calls. Classes share no slot, so waiting claims block no other call.

@@ -52,11 +52,7 @@ func (a *api) createSnapshot(w *reply, r *http.Request) error {
 		return notMade(id, err)
 	}
 	if err := notLive(id, e.Status); err != nil {
-		var known *apierror.Error
-		if errors.As(err, &known) && e.Why != "" {
-			known.Message += ": " + e.Why
-		}
-		return err
+		return because(err, e.Why)
 	}
 	return writeJSON(w, http.StatusCreated, toSnapshot(made))
 }

@@ -35,6 +35,9 @@ func (a *api) metrics(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if s.Phase == core.Stopped { // it uses nothing
+		return writeJSON(w, http.StatusOK, []openapi.SandboxMetric{})
+	}
 	all, err := a.Allocator.UsageOver(r.Context(), s)
 	if err != nil {
 		return unmeasured(err)
@@ -83,7 +86,7 @@ func (a *api) metricsOfAll(w *reply, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		if known && s.Phase < core.Released {
+		if known && s.Phase < core.Released && s.Phase != core.Stopped {
 			sandboxes = append(sandboxes, s)
 		}
 	}

@@ -286,6 +286,7 @@ const (
 	RecordPhaseReleased      RecordPhase = "released"
 	RecordPhaseRunning       RecordPhase = "running"
 	RecordPhaseStarting      RecordPhase = "starting"
+	RecordPhaseStopped       RecordPhase = "stopped"
 	RecordPhaseWaking        RecordPhase = "waking"
 )
 
@@ -303,6 +304,8 @@ func (e RecordPhase) Valid() bool {
 	case RecordPhaseRunning:
 		return true
 	case RecordPhaseStarting:
+		return true
+	case RecordPhaseStopped:
 		return true
 	case RecordPhaseWaking:
 		return true
@@ -338,6 +341,7 @@ const (
 	SandboxPhaseFallingAsleep SandboxPhase = "fallingAsleep"
 	SandboxPhaseRunning       SandboxPhase = "running"
 	SandboxPhaseStarting      SandboxPhase = "starting"
+	SandboxPhaseStopped       SandboxPhase = "stopped"
 	SandboxPhaseWaking        SandboxPhase = "waking"
 )
 
@@ -351,6 +355,8 @@ func (e SandboxPhase) Valid() bool {
 	case SandboxPhaseRunning:
 		return true
 	case SandboxPhaseStarting:
+		return true
+	case SandboxPhaseStopped:
 		return true
 	case SandboxPhaseWaking:
 		return true
@@ -880,7 +886,7 @@ type EventGap struct {
 // EventGapReason defines model for EventGap.Reason.
 type EventGapReason string
 
-// EventType Paused when the sandbox has fallen asleep, resumed when it runs again. Checkpointed never occurs.
+// EventType Paused when the sandbox has fallen asleep, also if it is stopped then, and resumed when it runs again. Checkpointed never occurs.
 type EventType string
 
 // Fence defines model for Fence.
@@ -1015,7 +1021,7 @@ type LifecycleEvent struct {
 	SandboxTemplateID string    `json:"sandboxTemplateId"`
 	Timestamp         time.Time `json:"timestamp"`
 
-	// Type Paused when the sandbox has fallen asleep, resumed when it runs again. Checkpointed never occurs.
+	// Type Paused when the sandbox has fallen asleep, also if it is stopped then, and resumed when it runs again. Checkpointed never occurs.
 	Type    EventType `json:"type"`
 	Version string    `json:"version"`
 }
@@ -1091,7 +1097,10 @@ type NewClaims struct {
 
 	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool whose sandboxes can sleep. Another pool
 	// answers 501 if it is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
-	AutoPause       *bool `json:"autoPause,omitempty"`
+	AutoPause *bool `json:"autoPause,omitempty"`
+
+	// AutoPauseMemory false: a sandbox that falls asleep at its timeout is stopped 1 s later, as with stopAfter 1. With autoResume it is
+	// answered 400, as E2B does it; wakeOnTraffic may be set. true, and without autoPause or onTimeout Sleep: no meaning.
 	AutoPauseMemory *bool `json:"autoPauseMemory,omitempty"`
 	AutoResume      *struct {
 		// Enabled The same as wakeOnTraffic.
@@ -1140,6 +1149,11 @@ type NewClaims struct {
 
 	// Secure Without meaning here. Whether the agent needs a token says the pool (spec.agent.public). Older E2B SDKs always send it.
 	Secure *bool `json:"secure,omitempty"`
+
+	// StopAfter Seconds for which the sandbox is asleep until it is stopped: it keeps its files below the paths of spec.snapshot of
+	// the pool, and loses its pod, its processes and its memory. 0: it is not stopped, unless a call asks for it. The
+	// pool's if it is absent. It needs a pool whose sandboxes can sleep, and allocators with --snapshots.
+	StopAfter *int64 `json:"stopAfter,omitempty"`
 
 	// Timeout Seconds from now until the end; 300 if it is absent. A claim with an idle timeout other than 0
 	// and without a timeout has no end.
@@ -1196,7 +1210,10 @@ type NewSandbox struct {
 
 	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool whose sandboxes can sleep. Another pool
 	// answers 501 if it is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
-	AutoPause       *bool `json:"autoPause,omitempty"`
+	AutoPause *bool `json:"autoPause,omitempty"`
+
+	// AutoPauseMemory false: a sandbox that falls asleep at its timeout is stopped 1 s later, as with stopAfter 1. With autoResume it is
+	// answered 400, as E2B does it; wakeOnTraffic may be set. true, and without autoPause or onTimeout Sleep: no meaning.
 	AutoPauseMemory *bool `json:"autoPauseMemory,omitempty"`
 	AutoResume      *struct {
 		// Enabled The same as wakeOnTraffic.
@@ -1239,6 +1256,11 @@ type NewSandbox struct {
 
 	// Secure Without meaning here. Whether the agent needs a token says the pool (spec.agent.public). Older E2B SDKs always send it.
 	Secure *bool `json:"secure,omitempty"`
+
+	// StopAfter Seconds for which the sandbox is asleep until it is stopped: it keeps its files below the paths of spec.snapshot of
+	// the pool, and loses its pod, its processes and its memory. 0: it is not stopped, unless a call asks for it. The
+	// pool's if it is absent. It needs a pool whose sandboxes can sleep, and allocators with --snapshots.
+	StopAfter *int64 `json:"stopAfter,omitempty"`
 
 	// TemplateID The name of a SandboxPool, alone or as namespace/name, or the snapshotID of a snapshot of the team. A pool goes before a snapshot of its name.
 	TemplateID string `json:"templateID"`
@@ -1463,8 +1485,8 @@ type Pools struct {
 	Pools []Pool `json:"pools"`
 }
 
-// RecordPhase starting: its PostStart hook has not succeeded yet. released: its pod may still exist. ended:
-// its pod is gone, and no router can send requests to where it was.
+// RecordPhase starting: its PostStart hook has not succeeded yet. stopped: it has files, and no pod. released: its pod may still
+// exist. ended: its pod is gone, and no router can send requests to where it was.
 type RecordPhase string
 
 // Resources The sum over the containers. A limit that one container does not have is absent.
@@ -1481,11 +1503,13 @@ type RouteExplanation struct {
 	DefaultPort int    `json:"defaultPort"`
 	Fence       *Fence `json:"fence,omitempty"`
 
-	// Phase starting: its PostStart hook has not succeeded yet. released: its pod may still exist. ended:
-	// its pod is gone, and no router can send requests to where it was.
-	Phase   RecordPhase `json:"phase"`
-	PodIP   string      `json:"podIP"`
-	PodName string      `json:"podName"`
+	// Phase starting: its PostStart hook has not succeeded yet. stopped: it has files, and no pod. released: its pod may still
+	// exist. ended: its pod is gone, and no router can send requests to where it was.
+	Phase RecordPhase `json:"phase"`
+	PodIP string      `json:"podIP"`
+
+	// PodName Empty while it is stopped, as podIP is.
+	PodName string `json:"podName"`
 
 	// PodNotReady Why its pod is not ready; absent if it is ready. Routers send requests to it nevertheless.
 	PodNotReady string `json:"podNotReady,omitempty"`
@@ -1535,7 +1559,7 @@ type Sandbox struct {
 	// Alias The name of its pool.
 	Alias string `json:"alias,omitempty"`
 
-	// AsleepAt When it fell asleep; absent if it is awake.
+	// AsleepAt When it fell asleep, also if it was stopped since; absent if it is awake.
 	AsleepAt *time.Time `json:"asleepAt,omitempty"`
 
 	// ClientID Always "berth".
@@ -1573,15 +1597,20 @@ type Sandbox struct {
 	Network *SandboxNetwork `json:"network,omitempty"`
 
 	// Phase Requests for a sandbox that is starting are held until its PostStart hook has succeeded.
-	Phase     SandboxPhase `json:"phase"`
-	PodName   string       `json:"podName"`
-	SandboxID string       `json:"sandboxID"`
+	Phase SandboxPhase `json:"phase"`
+
+	// PodName Empty while it is stopped.
+	PodName   string `json:"podName"`
+	SandboxID string `json:"sandboxID"`
 
 	// StartedAt The time of the claim.
 	StartedAt time.Time `json:"startedAt"`
 
-	// State paused while it is asleep, or falls asleep. E2B has no other word for a sandbox that is starting.
+	// State paused while it is asleep, falls asleep, or is stopped. E2B has no other word for a sandbox that is starting.
 	State SandboxState `json:"state"`
+
+	// StopAfter For how many seconds it is asleep until it is stopped; absent for never.
+	StopAfter float64 `json:"stopAfter,omitempty"`
 
 	// TemplateID The name of its pool.
 	TemplateID string `json:"templateID"`
@@ -1597,7 +1626,7 @@ type Sandbox struct {
 // SandboxPhase Requests for a sandbox that is starting are held until its PostStart hook has succeeded.
 type SandboxPhase string
 
-// SandboxState paused while it is asleep, or falls asleep. E2B has no other word for a sandbox that is starting.
+// SandboxState paused while it is asleep, falls asleep, or is stopped. E2B has no other word for a sandbox that is starting.
 type SandboxState string
 
 // SandboxDiagnostics defines model for SandboxDiagnostics.
@@ -1742,12 +1771,14 @@ type SandboxRecord struct {
 	Message  string            `json:"message,omitempty"`
 	Metadata map[string]string `json:"metadata,omitempty"`
 
-	// Phase starting: its PostStart hook has not succeeded yet. released: its pod may still exist. ended:
-	// its pod is gone, and no router can send requests to where it was.
-	Phase   RecordPhase `json:"phase"`
-	PodIP   string      `json:"podIP"`
-	PodName string      `json:"podName"`
-	Pool    string      `json:"pool"`
+	// Phase starting: its PostStart hook has not succeeded yet. stopped: it has files, and no pod. released: its pod may still
+	// exist. ended: its pod is gone, and no router can send requests to where it was.
+	Phase RecordPhase `json:"phase"`
+	PodIP string      `json:"podIP"`
+
+	// PodName Empty while it is stopped, as podIP is.
+	PodName string `json:"podName"`
+	Pool    string `json:"pool"`
 
 	// Ports The ports that can be reached from outside; empty for all.
 	Ports []int `json:"ports"`
@@ -2121,8 +2152,8 @@ type ListSandboxesParams struct {
 	// percent-encoded in it.
 	Metadata *string `form:"metadata,omitempty" json:"metadata,omitempty"`
 
-	// State States, separated by commas. Without them both are selected. A sandbox that is asleep, or falls asleep, is
-	// `paused`.
+	// State States, separated by commas. Without them both are selected. A sandbox that is asleep, falls asleep, or is
+	// stopped, is `paused`.
 	State []ListSandboxesParamsState `form:"state,omitempty" json:"state,omitempty"`
 
 	// Template Only sandboxes of this pool.
@@ -2162,7 +2193,7 @@ type GetMetricsOfSandboxesParams struct {
 
 // ConnectSandboxJSONBody defines parameters for ConnectSandbox.
 type ConnectSandboxJSONBody struct {
-	// Memory Without meaning here, because memory stays while a sandbox is asleep.
+	// Memory Without meaning here: memory stays while a sandbox is asleep, and is lost when it is stopped.
 	Memory *bool `json:"memory,omitempty"`
 
 	// Timeout Seconds.
@@ -2189,6 +2220,7 @@ type GetSandboxMetricsParams struct {
 
 // PauseSandboxJSONBody defines parameters for PauseSandbox.
 type PauseSandboxJSONBody struct {
+	// Memory false: the sandbox is stopped. It keeps its files and loses its memory.
 	Memory *bool `json:"memory,omitempty"`
 
 	// RequireHealthyGuest Without meaning: the agent always has to answer.
@@ -2206,7 +2238,7 @@ type ResumeSandboxJSONBody struct {
 	// AutoPause Without meaning: what happens at its end is what its claim has said.
 	AutoPause *bool `json:"autoPause,omitempty"`
 
-	// Memory Without meaning here, because memory stays while a sandbox is asleep.
+	// Memory Without meaning here: memory stays while a sandbox is asleep, and is lost when it is stopped.
 	Memory *bool `json:"memory,omitempty"`
 
 	// Timeout Seconds.
@@ -2676,7 +2708,8 @@ type ClientInterface interface {
 	// ConnectSandboxWithBody Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 	//
 	// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
-	// now; the call is answered when requests reach it again.
+	// now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
+	// If that fails, the call is answered 502, and the sandbox stays stopped.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -2686,7 +2719,8 @@ type ClientInterface interface {
 	// ConnectSandbox Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 	//
 	// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
-	// now; the call is answered when requests reach it again.
+	// now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
+	// If that fails, the call is answered 502, and the sandbox stays stopped.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -2708,22 +2742,30 @@ type ClientInterface interface {
 	// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 	GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// PauseSandboxWithBody Have a sandbox fall asleep.
+	// PauseSandboxWithBody Have a sandbox fall asleep, or stop it.
 	//
-	// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+	// Asleep: its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
 	// durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
 	// open stall until the wake. A sandbox that is asleep already is answered 409.
+	//
+	// Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
+	// is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
+	// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
 	//
 	// Takes any type of body and a specified content type.
 	//
 	// Corresponds with POST /sandboxes/{sandboxID}/pause (the `PauseSandbox` operationId).
 	PauseSandboxWithBody(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// PauseSandbox Have a sandbox fall asleep.
+	// PauseSandbox Have a sandbox fall asleep, or stop it.
 	//
-	// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+	// Asleep: its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
 	// durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
 	// open stall until the wake. A sandbox that is asleep already is answered 409.
+	//
+	// Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
+	// is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
+	// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3469,7 +3511,8 @@ func (c *Client) GetSandbox(ctx context.Context, sandboxID SandboxID, reqEditors
 // ConnectSandboxWithBody Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 //
 // Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
-// now; the call is answered when requests reach it again.
+// now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
+// If that fails, the call is answered 502, and the sandbox stays stopped.
 //
 // Takes any type of body and a specified content type.
 //
@@ -3489,7 +3532,8 @@ func (c *Client) ConnectSandboxWithBody(ctx context.Context, sandboxID SandboxID
 // ConnectSandbox Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 //
 // Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
-// now; the call is answered when requests reach it again.
+// now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
+// If that fails, the call is answered 502, and the sandbox stays stopped.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -3541,11 +3585,15 @@ func (c *Client) GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, par
 	return c.Client.Do(req)
 }
 
-// PauseSandboxWithBody Have a sandbox fall asleep.
+// PauseSandboxWithBody Have a sandbox fall asleep, or stop it.
 //
-// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+// Asleep: its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
 // durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
 // open stall until the wake. A sandbox that is asleep already is answered 409.
+//
+// Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
+// is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
+// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
 //
 // Takes any type of body and a specified content type.
 //
@@ -3562,11 +3610,15 @@ func (c *Client) PauseSandboxWithBody(ctx context.Context, sandboxID SandboxID, 
 	return c.Client.Do(req)
 }
 
-// PauseSandbox Have a sandbox fall asleep.
+// PauseSandbox Have a sandbox fall asleep, or stop it.
 //
-// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+// Asleep: its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
 // durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
 // open stall until the wake. A sandbox that is asleep already is answered 409.
+//
+// Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
+// is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
+// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -7699,7 +7751,8 @@ type ClientWithResponsesInterface interface {
 	// ConnectSandboxWithBodyWithResponse Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 	//
 	// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
-	// now; the call is answered when requests reach it again.
+	// now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
+	// If that fails, the call is answered 502, and the sandbox stays stopped.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -7709,7 +7762,8 @@ type ClientWithResponsesInterface interface {
 	// ConnectSandboxWithResponse Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 	//
 	// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
-	// now; the call is answered when requests reach it again.
+	// now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
+	// If that fails, the call is answered 502, and the sandbox stays stopped.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -7735,22 +7789,30 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 	GetSandboxMetricsWithResponse(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*GetSandboxMetricsResponse, error)
 
-	// PauseSandboxWithBodyWithResponse Have a sandbox fall asleep.
+	// PauseSandboxWithBodyWithResponse Have a sandbox fall asleep, or stop it.
 	//
-	// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+	// Asleep: its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
 	// durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
 	// open stall until the wake. A sandbox that is asleep already is answered 409.
+	//
+	// Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
+	// is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
+	// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /sandboxes/{sandboxID}/pause (the `PauseSandbox` operationId).
 	PauseSandboxWithBodyWithResponse(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PauseSandboxResponse, error)
 
-	// PauseSandboxWithResponse Have a sandbox fall asleep.
+	// PauseSandboxWithResponse Have a sandbox fall asleep, or stop it.
 	//
-	// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+	// Asleep: its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
 	// durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
 	// open stall until the wake. A sandbox that is asleep already is answered 409.
+	//
+	// Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
+	// is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
+	// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -11207,7 +11269,8 @@ func (c *ClientWithResponses) GetSandboxWithResponse(ctx context.Context, sandbo
 // ConnectSandboxWithBodyWithResponse Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 //
 // Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
-// now; the call is answered when requests reach it again.
+// now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
+// If that fails, the call is answered 502, and the sandbox stays stopped.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -11223,7 +11286,8 @@ func (c *ClientWithResponses) ConnectSandboxWithBodyWithResponse(ctx context.Con
 // ConnectSandboxWithResponse Get a live sandbox, and move its end so that it lives at least for a timeout from now.
 //
 // Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
-// now; the call is answered when requests reach it again.
+// now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
+// If that fails, the call is answered 502, and the sandbox stays stopped.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -11267,11 +11331,15 @@ func (c *ClientWithResponses) GetSandboxMetricsWithResponse(ctx context.Context,
 	return ParseGetSandboxMetricsResponse(rsp)
 }
 
-// PauseSandboxWithBodyWithResponse Have a sandbox fall asleep.
+// PauseSandboxWithBodyWithResponse Have a sandbox fall asleep, or stop it.
 //
-// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+// Asleep: its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
 // durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
 // open stall until the wake. A sandbox that is asleep already is answered 409.
+//
+// Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
+// is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
+// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -11284,11 +11352,15 @@ func (c *ClientWithResponses) PauseSandboxWithBodyWithResponse(ctx context.Conte
 	return ParsePauseSandboxResponse(rsp)
 }
 
-// PauseSandboxWithResponse Have a sandbox fall asleep.
+// PauseSandboxWithResponse Have a sandbox fall asleep, or stop it.
 //
-// Its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
+// Asleep: its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
 // durable, which takes at least the time that an admitted request may need to connect (5 s). Connections that are
 // open stall until the wake. A sandbox that is asleep already is answered 409.
+//
+// Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
+// is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
+// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //

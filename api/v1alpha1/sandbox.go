@@ -249,9 +249,9 @@ type SandboxStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	Incarnation int32 `json:"incarnation,omitempty"`
-	// archive is the key, in the object store of the allocators, of the files that it is to get, or that its pod was
+	// archive names, in the object store of the allocators, the files that it is to get, or that its pod was
 	// given. Absent: it was never stopped.
-	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	Archive string `json:"archive,omitempty"`
 	// lastActive: the sandbox was active then, or later. It is written while the

@@ -89,6 +89,8 @@ func (d *diagnosis) print(o *output) error {
 	}
 	r.route(d.Route, s.URL)
 	switch {
+	case s.PodName == "":
+		r.line("Pod", "none")
 	case d.Diagnostics == nil:
 		r.line("Pod", "%s at %s; %s", s.PodName, s.PodIP, d.DiagnosticsProblem)
 	case d.Diagnostics.Pod == nil:

@@ -204,10 +204,10 @@ func readValue(name, v string) (any, error) {
 	case "requestHash":
 		raw, err := base64.StdEncoding.DecodeString(v)
 		return hex.EncodeToString(raw), err
-	case "claimedAt", "endAt", "releasedAt", "lifetimeEnd", "startBy", "at":
+	case "claimedAt", "startedAt", "endAt", "releasedAt", "lifetimeEnd", "startBy", "asleepAt", "at":
 		n, err := strconv.ParseInt(v, 10, 64)
 		return time.UnixMicro(n).UTC().Format(time.RFC3339Nano), err
-	case "idleTimeout":
+	case "idleTimeout", "lifetime", "stopAfter":
 		n, err := strconv.ParseInt(v, 10, 64)
 		return (time.Duration(n) * time.Microsecond).String(), err
 	case "term", "counter", "minBytesPerMinute":

@@ -34,8 +34,8 @@ type commands struct {
 	Get         getCommand         `cmd:"" help:"Show live sandboxes."`
 	Kill        killCommand        `cmd:"" help:"Release sandboxes."`
 	Timeout     timeoutCommand     `cmd:"" help:"Move the end of a sandbox to a time from now."`
-	Pause       pauseCommand       `cmd:"" help:"Have sandboxes fall asleep: they keep their memory and files, and use no CPU."`
-	Resume      resumeCommand      `cmd:"" help:"Wake sandboxes that are asleep."`
+	Pause       pauseCommand       `cmd:"" help:"Have sandboxes fall asleep: they keep their memory and files, and use no CPU. Or stop them."`
+	Resume      resumeCommand      `cmd:"" help:"Wake sandboxes that are asleep or stopped."`
 	Keepalive   keepaliveCommand   `cmd:"" help:"Count as use of sandboxes."`
 	Snapshot    snapshotCommand    `cmd:"" help:"Snapshots of the files of sandboxes."`
 	Fork        forkCommand        `cmd:"" help:"Claim sandboxes that have the files of a sandbox."`

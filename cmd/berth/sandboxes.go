@@ -289,7 +289,7 @@ type lsCommand struct {
 	formatFlags
 	watchFlags
 	filterFlags
-	Phase []string `enum:"starting,running,fallingAsleep,asleep,waking,released,ended" default:"starting,running,fallingAsleep,asleep,waking" help:"Phases: starting, running, fallingAsleep, asleep, waking, released, ended. The default is all but the last two. The API remembers the last 10,000 ended sandboxes for 24 hours."`
+	Phase []string `enum:"starting,running,fallingAsleep,asleep,waking,stopped,released,ended" default:"starting,running,fallingAsleep,asleep,waking,stopped" help:"Phases: starting, running, fallingAsleep, asleep, waking, stopped, released, ended. The default is all but the last two. The API remembers the last 10,000 ended sandboxes for 24 hours."`
 }
 
 // Run implements the command.
@@ -456,6 +456,7 @@ func (c *timeoutCommand) Run(ctx context.Context, o *output) error {
 type pauseCommand struct {
 	apiFlags
 	idsArg
+	Stop bool `help:"Stop the sandboxes: they keep their files, and lose their pods, processes and memory. Those that are asleep are stopped, too. It takes as long as their files are archived."`
 }
 
 // Run implements the command.
@@ -464,10 +465,15 @@ func (c *pauseCommand) Run(ctx context.Context, o *output) error {
 	if err != nil {
 		return err
 	}
+	pause, state := t.api.Pause, "asleep"
+	if c.Stop {
+		pause, state = t.api.Stop, "stopped"
+		t.wait += snapshotWait
+	}
 	_, err = each(c.IDs, func(id string) (none, error) {
-		err := do(ctx, t, func(ctx context.Context) error { return t.api.Pause(ctx, id) })
+		err := do(ctx, t, func(ctx context.Context) error { return pause(ctx, id) })
 		if err == nil {
-			_, err = fmt.Fprintf(o.out, "%s asleep\n", id)
+			_, err = fmt.Fprintf(o.out, "%s %s\n", id, state)
 		}
 		return none{}, err
 	})
@@ -489,6 +495,7 @@ func (c *resumeCommand) Run(ctx context.Context, o *output) error {
 	if err != nil {
 		return err
 	}
+	t.wait += wakeWait
 	_, err = each(c.IDs, func(id string) (none, error) {
 		err := do(ctx, t, func(ctx context.Context) error {
 			_, err := t.api.Resume(ctx, id, c.Timeout)

@@ -17,10 +17,12 @@ import (
 
 // What calls may take in addition to --request-timeout.
 const (
-	// snapshotWait is for a call that makes a snapshot: the sandbox falls asleep, and its files are archived.
+	// snapshotWait is for a call that makes a snapshot or stops a sandbox: it falls asleep, and its files are archived.
 	snapshotWait = 17 * time.Minute
 	// restoreWait is for a claim from a snapshot: files are restored before the answer.
 	restoreWait = 2 * time.Minute
+	// wakeWait is for a call that wakes a sandbox: one that is stopped waits for a pod and for its files.
+	wakeWait = 4 * time.Minute
 	// forkWait is how long a fork waits for warm pods.
 	forkWait = time.Minute
 )

@@ -118,7 +118,7 @@ func (c *supportCommand) state(t *target) []support.Source {
 		}),
 		source("sandboxes", func(ctx context.Context) (any, error) {
 			all := []openapi.SandboxRecord{}
-			phases := []openapi.RecordPhase{"starting", "running", "fallingAsleep", "asleep", "waking", "released", "ended"}
+			phases := []openapi.RecordPhase{"starting", "running", "fallingAsleep", "asleep", "waking", "stopped", "released", "ended"}
 			for s, err := range t.api.Find(ctx, openapi.FindSandboxesParams{Limit: new(1000), Phase: phases}) {
 				if err != nil {
 					return nil, err
