@@ -226,6 +226,21 @@ func TestSnapshotIsNamedByTheCallerOrBerth(t *testing.T) {
 	require.JSONEq(t, `{}`, bodies[1])
 }
 
+func TestStopIsAPauseWithoutMemoryAndIsNotRepeated(t *testing.T) {
+	var bodies []string
+	c, s := scripted(t, func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		require.NoError(t, err)
+		bodies = append(bodies, string(body))
+		w.WriteHeader(http.StatusNoContent)
+	}, refuse(503, "sandbox_busy"))
+	require.NoError(t, c.Stop(t.Context(), "a"))
+	require.Error(t, c.Stop(t.Context(), "a"))
+	require.Len(t, s.seen, 2)
+	require.Equal(t, "POST /sandboxes/a/pause", s.seen[0].Method+" "+s.seen[0].URL.Path)
+	require.JSONEq(t, `{"memory":false}`, bodies[0])
+}
+
 func TestSnapshotsAreReadPageAfterPage(t *testing.T) {
 	c, s := scripted(t, page(`[{"snapshotID":"a:x"},{"snapshotID":"b:x"}]`, "t1"), page(`[{"snapshotID":"c:x"}]`, ""))
 	var names []string

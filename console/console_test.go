@@ -723,7 +723,25 @@ func TestListAsksForOnePageOfTheChosenSandboxes(t *testing.T) {
 	require.Equal(t, url.Values{"pool": {"demo"}, "user": {"ann"}, "team": {"blue"}, "phase": {"ended"}, "limit": {"100"}, "nextToken": {"t0"}}, asked)
 
 	s.get("/console/sandboxes?id=abc")
-	require.Contains(t, strings.Join(api.made(), "\n"), "prefix=abc&phase=starting,running,fallingAsleep,asleep,waking,released,ended&")
+	require.Contains(t, strings.Join(api.made(), "\n"), "prefix=abc&phase=starting,running,fallingAsleep,asleep,waking,stopped,released,ended&")
+
+	s.get("/console/sandboxes?phase=asleep")
+	require.Contains(t, strings.Join(api.made(), "\n"), "phase=fallingAsleep,asleep,waking&")
+	s.get("/console/sandboxes?phase=stopped")
+	require.Contains(t, strings.Join(api.made(), "\n"), "phase=stopped&")
+}
+
+func TestStoppedSandboxIsShownWithoutAPod(t *testing.T) {
+	api := newAPI()
+	stopped := recordOf("abc")
+	stopped.Phase, stopped.PodName, stopped.PodIP = openapi.RecordPhaseStopped, "", ""
+	api.answers["GET /v1/sandboxes/abc"] = openapi.SandboxExplanation{Sandbox: stopped, Now: noon}
+	s := open(t, api)
+	s.signIn("k-admin")
+	shown := s.get("/console/sandboxes/abc").Body.String()
+	for _, want := range []string{"<dt>Pod</dt><dd>none</dd>", "<strong>Stopped</strong>", "it has its files, and no pod", "Its address"} {
+		require.Contains(t, shown, want)
+	}
 }
 
 func TestListShowsUseAndEndOfEachSandbox(t *testing.T) {

@@ -176,7 +176,7 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusOK, openapi.DeadDeclared{SessionID: "router-b", Fences: 1})
 	case id != first && id != second && id != third:
 		refuse(w, http.StatusNotFound, "sandbox_not_found", "there is no such sandbox")
-	case r.Method == http.MethodDelete, rest == "timeout", rest == "keepalive":
+	case r.Method == http.MethodDelete, rest == "timeout", rest == "keepalive", rest == "pause":
 		w.WriteHeader(http.StatusNoContent)
 	case rest == "logs":
 		s.answerLogs(w, r, id)
@@ -362,6 +362,15 @@ func webhookOf(id string) openapi.Webhook {
 	}
 }
 
+func TestStoppedSandboxIsDiagnosedWithoutAPod(t *testing.T) {
+	s, url := serve(t)
+	s.live[0].Phase, s.live[0].PodName = openapi.SandboxPhaseStopped, ""
+	stdout, _, err := command(t.Context(), "diagnose", first, "--api-url="+url)
+	require.NoError(t, err)
+	require.Regexp(t, `(?m)^Pod: +none$`, stdout)
+	require.Contains(t, stdout, ", stopped\n")
+}
+
 func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 	s, url := serve(t)
 	s.logs = logOf(2)
@@ -371,7 +380,7 @@ func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 		"claim python --count=1 --at-least=2", "claim python --count=0", "ls", "ls --no-headers", "ls -o wide", "ls -o name",
 		"ls -o json", "ls -o yaml", "ls --pool=node", "ls --pool=none", "ls -m job=17 -o name", "ls --phase=released,ended -o wide", "get " + first, "get " + first + " -o yaml",
 		"get " + first + " " + second + " -o json", "get nosuch", "kill " + first, "kill " + first + " nosuch",
-		"kill --all --pool=node", "timeout " + first + " 10m", "keepalive " + first, "why " + first + " " + second,
+		"kill --all --pool=node", "timeout " + first + " 10m", "keepalive " + first, "pause " + first, "pause --stop " + first + " nosuch", "resume " + first, "why " + first + " " + second,
 		"why " + first + " -o json", "last-active", "last-active -o wide", "last-active --id=nosuch", "open --print " + first,
 		"open --print " + first + ":3000/a?b=c", "diagnose " + first, "diagnose " + second, "diagnose " + third, "diagnose " + first + " -o json", "pools ls", "pools ls -o wide", "pools get python -o yaml", "pools diagnose python",
 		"pools scale python --warm=3 --max-pods=10", "pools scale python", "events", "events -o wide --no-headers", "fence ls", "fence ls -o name", "fence sessions", "fence sessions -o yaml",

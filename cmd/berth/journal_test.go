@@ -44,7 +44,7 @@ func TestJournalDumpShowsWhatTheJournalHolds(t *testing.T) {
 	require.NoError(t, err)
 	raw, err := proto.Marshal(&journalv1.Record{Key: "sandbox/k3x9", Term: 1, Counter: 7, State: &journalv1.Record_Sandbox{Sandbox: &journalv1.Sandbox{
 		Pool: "python", Phase: journalv1.Phase_PHASE_RELEASED, Reason: "Killed", PodIp: []byte{10, 0, 0, 1}, ClaimedAt: 1795360359627291,
-		IdleTimeout: 3600000000, Metadata: map[string]string{"at": "7"}, RequestHash: []byte{1, 255},
+		IdleTimeout: 3600000000, StopAfter: 600000000, AsleepAt: 1795360359627291, Metadata: map[string]string{"at": "7"}, RequestHash: []byte{1, 255},
 	}}})
 	require.NoError(t, err)
 	require.NoError(t, log.Commit(t.Context(), []journal.Record{{Key: "sandbox/k3x9", Term: 1, Counter: 7, Raw: raw}}))
@@ -56,14 +56,14 @@ func TestJournalDumpShowsWhatTheJournalHolds(t *testing.T) {
 	require.Equal(t, uint64(1), last.Term)
 	require.Equal(t, []map[string]any{{"key": "sandbox/k3x9", "term": 1.0, "counter": 7.0, "sandbox": map[string]any{
 		"pool": "python", "phase": "released", "reason": "Killed", "podIp": "10.0.0.1", "claimedAt": "2026-11-22T15:12:39.627291Z",
-		"idleTimeout": "1h0m0s", "metadata": map[string]any{"at": "7"}, "requestHash": "01ff",
+		"idleTimeout": "1h0m0s", "stopAfter": "10m0s", "asleepAt": "2026-11-22T15:12:39.627291Z", "metadata": map[string]any{"at": "7"}, "requestHash": "01ff",
 	}}}, last.Records)
 	slots, err = dump("--key=session/")
 	require.NoError(t, err)
 	require.Empty(t, slots)
 	table, err := berth(t, "journal", "dump", "-o", "wide", "--no-headers", "--key=sandbox/k3", "--kubeconfig="+cluster.Kubeconfig())
 	require.NoError(t, err)
-	require.Equal(t, `2 1 2 1.7 sandbox/k3x9 claimedAt=2026-11-22T15:12:39.627291Z idleTimeout=1h0m0s metadata={"at":"7"} phase=released podIp=10.0.0.1 pool=python reason=Killed requestHash=01ff`,
+	require.Equal(t, `2 1 2 1.7 sandbox/k3x9 asleepAt=2026-11-22T15:12:39.627291Z claimedAt=2026-11-22T15:12:39.627291Z idleTimeout=1h0m0s metadata={"at":"7"} phase=released podIp=10.0.0.1 pool=python reason=Killed requestHash=01ff stopAfter=10m0s`,
 		strings.Join(strings.Fields(table), " "))
 
 	// Of a journal that is damaged it shows what can be read.

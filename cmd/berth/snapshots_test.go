@@ -66,6 +66,9 @@ func TestCallsForSnapshotsMayTakeLonger(t *testing.T) {
 		{[]string{"claim", "python", "--wait=0s"}, true},
 		{[]string{"claim", "work:v1", "--wait=0s"}, false},
 		{[]string{"snapshot", "create", first}, false},
+		{[]string{"pause", first}, true},
+		{[]string{"pause", "--stop", first}, false},
+		{[]string{"resume", first}, false},
 	} {
 		_, _, err := command(t.Context(), append(c.args, "--api-url="+url, "--request-timeout=1ns")...)
 		require.Equal(t, c.ends, err != nil, "%v: %v", c.args, err)
