@@ -24,14 +24,15 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
-// objects is an S3 server of this process. While it stalls, it takes archives and answers none. While it refuses, it
-// forbids everything.
+// objects is an S3 server of this process. While it stalls, it takes archives and answers none. While it holds, it answers
+// no question for an object. While it refuses, it forbids everything.
 type objects struct {
 	*httptest.Server
 	bucket  *s3mem.Backend
 	stalls  atomic.Bool
+	holds   atomic.Bool
 	refuses atomic.Bool
-	stalled chan struct{} // holds a value when an archive has come meanwhile
+	stalled chan struct{} // holds a value when an archive, or a question, has come meanwhile
 	goOn    chan struct{}
 }
 
@@ -45,7 +46,9 @@ func newObjects(t *testing.T) *objects {
 			w.WriteHeader(http.StatusForbidden)
 			return
 		}
-		if r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, "/berth/archives/") && o.stalls.Load() {
+		key, object := strings.CutPrefix(r.URL.Path, "/berth/")
+		object = object && key != "" && !strings.HasSuffix(key, ".json")
+		if object && (r.Method == http.MethodPut && o.stalls.Load() || r.Method == http.MethodGet && o.holds.Load()) {
 			select {
 			case o.stalled <- struct{}{}:
 			default:

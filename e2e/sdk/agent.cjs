@@ -1,7 +1,8 @@
 // Uses a Berth through E2B's JavaScript SDK as an agent does, and checks what it gets.
-// node agent.cjs <directory with the SDK> [limited|busy|differences|snapshots]; the pool is in POOL, the rest in the SDK's variables.
+// node agent.cjs <directory with the SDK> [limited|busy|differences|snapshots|stops]; the pool is in POOL, the rest in the SDK's variables.
 'use strict'
 const assert = require('node:assert/strict')
+const fs = require('node:fs')
 const http = require('node:http')
 const https = require('node:https')
 const { createRequire } = require('node:module')
@@ -213,7 +214,34 @@ async function snapshots() {
   await fails('SandboxError', Sandbox.create(made.snapshotId), 'no such snapshot')
 }
 
-const modes = { limited, busy, differences, snapshots }
+// stops has a sandbox lose its memory and keep the files in DIR.
+async function stops() {
+  const file = process.env.DIR + '/file'
+  const sandbox = await Sandbox.create(pool, {
+    timeoutMs: 300_000, envs: { A: 'b' }, metadata: { run }, lifecycle: { onTimeout: { action: 'pause', keepMemory: false } },
+  })
+  const id = sandbox.sandboxId
+  for (let round = 0; round < 3; round++) {
+    await sandbox.files.write(file, `round ${round}`)
+    if (round === 2) assert.equal(await sandbox.pause(), true) // with its memory
+    assert.equal(await sandbox.pause({ keepMemory: false }), true)
+    assert.equal(await Sandbox.pause(id, { keepMemory: false }), false)
+    assert.equal((await Sandbox.getInfo(id)).state, 'paused')
+    const paused = await Sandbox.list({ query: { metadata: { run }, state: ['paused'] } }).nextItems()
+    assert.deepEqual(paused.map((s) => s.sandboxId), [id])
+    fs.writeFileSync(file, 'later') // sandboxes of the test share the files of this machine
+    const again = await Sandbox.connect(id, { timeoutMs: 300_000 })
+    assert.equal(again.sandboxId, id)
+    assert.equal(await again.files.read(file), `round ${round}`)
+    assert.equal((await sandbox.commands.run('echo $A')).stdout, 'b\n')
+    assert.equal((await again.getInfo()).lifecycle.onTimeout, 'pause')
+  }
+  assert.equal(await sandbox.pause({ keepMemory: false }), true)
+  assert.equal(await Sandbox.kill(id), true)
+  assert.equal(await Sandbox.kill(id), false)
+}
+
+const modes = { limited, busy, differences, snapshots, stops }
 const mode = modes[process.argv[3]] || main
 const { version } = require(process.argv[2] + '/node_modules/e2b/package.json')
 mode().then(() => console.log(`e2b ${version}: ok`), (error) => {

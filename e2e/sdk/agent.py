@@ -1,6 +1,6 @@
 """Uses a Berth through E2B's Python SDK as an agent does, and checks what it gets.
 
-python3 agent.py <directory with the SDK> [limited|busy|differences|snapshots]; the pool is in POOL, the rest in the SDK's variables.
+python3 agent.py <directory with the SDK> [limited|busy|differences|snapshots|stops]; the pool is in POOL, the rest in the SDK's variables.
 """
 import http.client
 import json
@@ -210,5 +210,32 @@ def snapshots():
     fails("SandboxException", Sandbox.create, made.snapshot_id, words="no such snapshot")
 
 
-{"limited": limited, "busy": busy, "differences": differences, "snapshots": snapshots}.get(sys.argv[2] if len(sys.argv) > 2 else "", main)()
+def stops():
+    """Has a sandbox lose its memory and keep the files in DIR."""
+    file = os.environ["DIR"] + "/file"
+    lifecycle = {"on_timeout": {"action": "pause", "mode": "filesystem"}}
+    sandbox = Sandbox.create(POOL, timeout=300, envs={"A": "b"}, metadata={"run": RUN}, lifecycle=lifecycle)
+    id = sandbox.sandbox_id
+    for round in range(3):
+        sandbox.files.write(file, f"round {round}")
+        if round == 2:
+            assert sandbox.pause() is True  # with its memory
+        assert sandbox.pause(mode="filesystem") is True
+        assert Sandbox.pause(id, mode="filesystem") is False
+        assert Sandbox.get_info(id).state == SandboxState.PAUSED
+        paused = Sandbox.list(query=SandboxQuery(metadata={"run": RUN}, state=[SandboxState.PAUSED])).next_items()
+        assert [s.sandbox_id for s in paused] == [id], paused
+        with open(file, "w") as shared:  # sandboxes of the test share the files of this machine
+            shared.write("later")
+        again = Sandbox.connect(id, timeout=300)
+        assert again.sandbox_id == id
+        assert again.files.read(file) == f"round {round}"
+        assert sandbox.commands.run("echo $A").stdout == "b\n"
+    assert sandbox.pause(mode="filesystem") is True
+    assert Sandbox.kill(id) is True
+    assert Sandbox.kill(id) is False
+
+
+modes = {"limited": limited, "busy": busy, "differences": differences, "snapshots": snapshots, "stops": stops}
+modes.get(sys.argv[2] if len(sys.argv) > 2 else "", main)()
 print(f"e2b {version('e2b')}: ok")
