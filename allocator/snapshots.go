@@ -27,9 +27,9 @@ const (
 	compressionMargin = 64
 	archiveMargin     = 1 << 20
 	// placePause is the pause before a restore or a stop asks again for one of the places to read or write archives, and
-	// stopWait is how long a stop does that.
+	// stopWait is how long a stop does that. The core tries a stop again.
 	placePause = 50 * time.Millisecond
-	stopWait   = 10 * time.Minute
+	stopWait   = 30 * time.Second
 )
 
 // errNoStore: a replica with a store has stopped the sandbox, or its pool asks for it.

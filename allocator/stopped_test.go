@@ -254,6 +254,7 @@ func TestStopWaitsForAPlaceToWrite(t *testing.T) {
 		began := time.Now()
 		require.Contains(t, s.archive(t, sandbox).Why, "try again later")
 		require.Equal(t, stopWait, time.Since(began))
+		require.EqualValues(t, 1, testutil.ToFloat64(s.a.metrics.stopArchives.WithLabelValues("busy")))
 
 		go s.writeStopped(t.Context(), core.WriteArchive{Sandbox: sandbox})
 		time.Sleep(stopWait / 2)

@@ -80,8 +80,8 @@ var (
 	})
 	StopArchives = counter(Row{
 		Program: Allocator, Name: "berth_allocator_stop_archives_total", Unit: "archives", Labels: []string{Outcome},
-		Help:  "Archives of sandboxes that were to be stopped, by outcome: done, or failed.",
-		Moves: "failed: the log of the leader says why, and the sandbox stays asleep; the object store does not answer, or the sandbox has more files than spec.snapshot of its pool allows.",
+		Help:  "Archives of sandboxes that were to be stopped, by outcome: done, busy, or failed.",
+		Moves: "busy: other archives were being written for 30 s; the sandbox stays asleep, and those with stopAfter are tried again. failed: it stays asleep too, and the log of the leader says why; the object store does not answer, or the sandbox has more files than spec.snapshot of its pool allows.",
 	})
 	Sleeps = counter(Row{
 		Program: Allocator, Name: "berth_allocator_sleeps_total", Unit: "times",
