@@ -221,8 +221,8 @@ func (c *Client) Pause(ctx context.Context, id string) error {
 	return err
 }
 
-// Stop stops a sandbox, also one that is asleep: its files are archived, and its pod is deleted with its processes and its
-// memory. It returns when that is durable, which takes seconds to 17 minutes. It is not repeated, as Pause.
+// Stop stops a sandbox, also one that is asleep: its files are archived, and its pod is deleted with its processes and
+// its memory. It returns when that is durable, which takes seconds to 17 minutes. It is not repeated, as Pause.
 func (c *Client) Stop(ctx context.Context, id string) error {
 	_, err := call[none](ctx, once, func() (*http.Response, error) {
 		return c.api.PauseSandbox(ctx, id, openapi.PauseSandboxJSONRequestBody{Memory: new(false)})
@@ -230,8 +230,8 @@ func (c *Client) Stop(ctx context.Context, id string) error {
 	return err
 }
 
-// Resume wakes a sandbox if it is asleep or stopped, and returns when requests reach it. Its end is then a time from now at
-// least. One that is stopped may wait minutes for a pod and for its files.
+// Resume wakes a sandbox if it is asleep or stopped, and returns when requests reach it. Its end is then a time from now
+// at least. One that is stopped may wait minutes for a pod and for its files.
 func (c *Client) Resume(ctx context.Context, id string, timeout time.Duration) (*openapi.Sandbox, error) {
 	seconds := int64(timeout / time.Second)
 	return call[openapi.Sandbox](ctx, repeatable, func() (*http.Response, error) {

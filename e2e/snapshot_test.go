@@ -24,8 +24,8 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/stack"
 )
 
-// objects is an S3 server of this process. While it stalls, it takes archives and answers none. While it holds, it answers
-// no question for an object. While it refuses, it forbids everything.
+// objects is an S3 server of this process. While it stalls, it takes archives and answers none. While it holds, it
+// answers no question for an archive. While it refuses, it forbids everything.
 type objects struct {
 	*httptest.Server
 	bucket  *s3mem.Backend

@@ -41,11 +41,11 @@ const (
 	answerWait = 10 * time.Second
 	// sleepWait bounds a call that waits until a sandbox is asleep: the closing, the connect window, and the freeze.
 	sleepWait = 45 * time.Second
-	// wakeWait bounds a call that waits until a sandbox runs. One that is stopped waits for a pod, for its files, and for the
-	// hook of its pool. It is woken also if that takes longer.
+	// wakeWait bounds a call that waits until a sandbox runs. One that is stopped waits for a pod, for its files, and for
+	// the hook of its pool. It is woken also if that takes longer.
 	wakeWait = agents.RestoreFor + 2*time.Minute
-	// snapshotWait bounds a call that makes a snapshot or stops a sandbox: sleepWait, and what package snapshots allows for
-	// an archive.
+	// snapshotWait bounds a call that makes a snapshot or stops a sandbox: sleepWait, and what package snapshots allows
+	// for an archive.
 	snapshotWait = sleepWait + 16*time.Minute
 	// snapshotsInFlight is how many of them there can be. Most wait for a sandbox to sleep.
 	snapshotsInFlight = 64

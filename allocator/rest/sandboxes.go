@@ -57,8 +57,8 @@ func isPaused(s *core.Sandbox) bool {
 	return s.Phase == core.FallingAsleep || s.Phase == core.Asleep || s.Phase == core.Stopped
 }
 
-// podOf returns the name and the address of the pod of a sandbox. One that is stopped has none: its record has those of its
-// former pod.
+// podOf returns the name and the address of the pod of a sandbox. One that is stopped has none: its record has those of
+// its former pod.
 func podOf(s *core.Sandbox) (name, ip string) {
 	if s.Phase == core.Stopped {
 		return "", ""

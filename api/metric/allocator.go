@@ -55,13 +55,13 @@ var (
 	})
 	SandboxesLive = gauge(Row{
 		Program: Allocator, Name: "berth_allocator_sandboxes_live", Unit: "sandboxes",
-		Help:  "Sandboxes that are starting or running, or are asleep.",
+		Help:  "Sandboxes that are starting or running, or are asleep or stopped.",
 		Moves: "Compare it with what the nodes can hold.",
 	})
 	SandboxesAsleep = gauge(Row{
 		Program: Allocator, Name: "berth_allocator_sandboxes_asleep", Unit: "sandboxes",
-		Help:  "Sandboxes that are asleep, or fall asleep or wake.",
-		Moves: "They use memory and no CPU.",
+		Help:  "Sandboxes that are asleep or stopped, or fall asleep or wake.",
+		Moves: "They use memory and no CPU, and neither once they are stopped.",
 	})
 	ResizesDeferred = gauge(Row{
 		Program: Allocator, Name: "berth_allocator_resizes_deferred", Unit: "sandboxes",
@@ -387,7 +387,7 @@ var (
 	})
 	APISlotsUsed = gauge(Row{
 		Program: Allocator, Name: "berth_allocator_api_slots_used", Unit: "calls", Labels: []string{Class},
-		Help:  "Calls in progress at this replica, by class: claims (4,000 at most, or more with --claim-queue), others (1,000), slow (100: they ask a kubelet or the API server) and streams (of events).",
+		Help:  "Calls in progress at this replica, by class: claims (4,000 at most, or more with --claim-queue), others (1,000), sleeps (1,000), wakes (1,000), snapshots (64), slow (100: they ask a kubelet or the API server) and streams (of events).",
 		Moves: "Near the bound further calls are answered 503 overloaded.",
 	})
 	RateLimited = counter(Row{
