@@ -128,6 +128,9 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.pods.PodGone(ev.Key)
 	case NodeSeen:
 		c.pods.NodeSeen(ev.Name, ev.Usable, ev.Cordoned)
+		if ev.Cordoned {
+			c.sandboxes.Cordoned(ev.Name)
+		}
 	case NodeGone:
 		c.pods.NodeSeen(ev.Name, false, false)
 	case CreateFailed:

@@ -262,6 +262,42 @@ func TestNextLeaderFindsStoppedSandboxes(t *testing.T) {
 	}
 }
 
+func TestCordonStopsWhatSleepsOnTheNode(t *testing.T) {
+	cordon := NodeSeen{Name: "n1", Cordoned: true}
+	s, sb := sleepSim(t, fact.SleepPolicy{StopAfter: time.Hour})
+	s.asleep(sb.ID)
+	s.step(NodeSeen{Name: "n2", Cordoned: true})
+	s.pass(time.Second)
+	none[WriteArchive](s)
+	s.step(cordon)
+	s.pass(time.Second)
+	s.archived("x")
+	if got := s.view(sb.ID); got.Phase != Stopped {
+		t.Errorf("it is %+v", got)
+	}
+
+	s, sb = sleepSim(t, fact.SleepPolicy{StopAfter: time.Hour})
+	s.step(cordon)
+	s.asleep(sb.ID)
+	s.pass(time.Second)
+	one[WriteArchive](s)
+
+	s, sb = sleepSim(t, fact.SleepPolicy{}) // not to be stopped
+	s.asleep(sb.ID)
+	s.step(cordon)
+	s.pass(time.Second)
+	none[WriteArchive](s)
+
+	record := on("a-1", "x")
+	state := sandboxOf(record)
+	state.Phase, state.AsleepAt, state.Agent.Port, state.Sleep.StopAfter = Asleep, start.Wall, 49983, time.Hour
+	s = newSimAt(t, 2, start)
+	s.recoverState(State{Facts: []Fact{record}, Pools: []Pool{changed(idlePool(0), func(p *Pool) { p.Agent.Port = 49983 })},
+		Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.Used = true })}, Cordoned: []string{"n1"}})
+	s.pass(time.Second)
+	one[WriteArchive](s)
+}
+
 func TestDeletedPoolEndsItsStoppedSandboxes(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{})
 	s.asleep(sb.ID)

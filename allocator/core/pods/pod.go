@@ -131,6 +131,9 @@ func (p *Pod) Stranded() bool { return p.state == Pending && (p.away || p.addr.T
 // Lost reports whether the pod is stranded because its node is not ready or is gone.
 func (p *Pod) Lost() bool { return p.Stranded() && p.away && !p.node.cordoned }
 
+// Cordoned reports whether its node is ready, and gets no more pods.
+func (p *Pod) Cordoned() bool { return p.node.cordoned }
+
 // Node is the name of its node; empty: it has none.
 func (p *Pod) Node() string { return p.node.name }
 

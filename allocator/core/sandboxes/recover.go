@@ -157,6 +157,8 @@ func (t *Table) Resume(sb *Sandbox) (fence bool) {
 	case sb.Phase == fact.Starting:
 		t.Emit(step.StartSandbox{Sandbox: sb.Sandbox})
 	case sb.Sleeps() && sb.Lives():
+		t.setStop(sb) // its pod was not there before
+		t.schedule(sb)
 		t.recoverSleep(sb)
 	}
 	return false

@@ -15,10 +15,24 @@ import (
 // Asleep, when no router has a route of the sandbox and nothing that was admitted can connect to its pod any more. So
 // there is no fence of the pod, routers need not know of the stop, and a wake waits for nothing that the former pod does.
 
-// setStop sets when a sandbox that has fallen asleep is to be stopped.
+// setStop sets when a sandbox that has fallen asleep is to be stopped. On a node that is cordoned that is at once: its pod
+// is about to be evicted, and would take the files with it.
 func (t *Table) setStop(sb *Sandbox) {
 	if sb.stopAt = 0; sb.Sleep.StopAfter > 0 && !sb.AsleepAt.IsZero() {
 		sb.stopAt = max(1, t.Now.BootOf(sb.AsleepAt.Add(sb.Sleep.StopAfter)))
+		if p := t.pods.Get(sb.Pod); p != nil && p.Cordoned() {
+			sb.stopAt = max(1, min(sb.stopAt, t.Now.Boot))
+		}
+	}
+}
+
+// Cordoned has the sandboxes stopped that are asleep on a node, if they may be.
+func (t *Table) Cordoned(node string) {
+	for _, sb := range t.live.Of(Everything()) {
+		if p := t.pods.Get(sb.Pod); sb.stopAt != 0 && sb.HasPod() && p != nil && p.Node() == node {
+			t.setStop(sb)
+			t.schedule(sb)
+		}
 	}
 }
 
