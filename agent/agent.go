@@ -61,8 +61,8 @@ type Agent struct {
 	boxes, orders, calls chan struct{}
 	// configuring is held while a box is opened and its files are written.
 	configuring sync.Mutex
-	// restored says what came of the files of restoredFor, a sandbox. earlier was restored with them; nil: nothing. All are
-	// guarded by configuring.
+	// restored says what came of the files of restoredFor, a sandbox. earlier was restored with them; nil: nothing. All
+	// are guarded by configuring.
 	restored    restored
 	restoredFor string
 	earlier     *earlier
@@ -321,7 +321,8 @@ func (a *Agent) configure(w http.ResponseWriter, _ *http.Request, sealed []byte)
 		return nil
 	}
 	if c.Stopped != (a.earlier != nil) {
-		Error(w, http.StatusConflict, "stopped: must be set for an agent that has restored a configuration, and for no other one")
+		Error(w, http.StatusConflict,
+			"stopped: must be set for an agent that has restored a configuration, and for no other one")
 		return nil
 	}
 	if c.Stopped {

@@ -287,7 +287,8 @@ func refuseFiles(w http.ResponseWriter, status int, err error) {
 func reasonOf(err error) initbox.Reason {
 	for known, reason := range map[error]initbox.Reason{
 		freeze.ErrAwake: initbox.NotFrozen, freeze.ErrSuperseded: initbox.Superseded, freeze.ErrHeld: initbox.Busy,
-		errNotFresh: initbox.NotFresh, errNotOpened: initbox.NotOpened, archive.ErrTooLarge: initbox.TooLarge, archive.ErrTooManyFiles: initbox.TooManyFiles,
+		errNotFresh: initbox.NotFresh, errNotOpened: initbox.NotOpened, archive.ErrTooLarge: initbox.TooLarge,
+		archive.ErrTooManyFiles: initbox.TooManyFiles,
 		archive.ErrChanged: initbox.Changed, archive.ErrNotAllowed: initbox.NotAllowed, archive.ErrCorrupt: initbox.Damaged,
 		archive.ErrVersion: initbox.OtherVersion, unix.ENOSPC: initbox.NoSpace, unix.EDQUOT: initbox.NoSpace,
 	} {

@@ -16,11 +16,11 @@
 //
 // # States
 //
-// The states are those of package initbox: an agent that is not configured serves /health, /busy, /init and
-// /restore, and answers every other call with 503. It is configured once, for one sandbox, until its process ends. It
-// restores files once, and is not configured meanwhile, nor after a failure. If they are those of a stopped sandbox, their
-// archive has the configuration too, sealed, and it is configured with that one only. Files of the configuration that lie
-// below archived paths are not written again.
+// The states are those of package initbox: an agent that is not configured serves /health, /busy, /init and /restore,
+// and answers every other call with 503. It is configured once, for one sandbox, until its process ends. It restores
+// files once, and is not configured meanwhile, nor after a failure. If they are those of a stopped sandbox, their
+// archive has the configuration too, sealed, and it is configured with that one only. Files of the configuration that
+// lie below archived paths are not written again.
 //
 // A configured agent is awake or asleep, as package freeze says. While it is asleep it serves /health, /busy, /init,
 // /sleep, /archive and /metrics, and answers every other call with 503. Streams that have begun stay open, and no more
@@ -41,9 +41,9 @@
 //     public. It answers every other call with 401. The token is compared in constant time.
 //   - No address is trusted. A process of the sandbox needs the token too, although it connects from
 //     inside. It needs none to do what its own user may do.
-//   - The token, the secrets and the private key are in the memory of the agent's process only: not in its
-//     environment, its arguments or a file. The archive of a stopped sandbox has the first two sealed. The process is not dumpable (prctl PR_SET_DUMPABLE), so that
-//     processes of the same user cannot read its memory through /proc or ptrace.
+//   - The token, the secrets and the private key are in the memory of the agent's process only: not in its environment,
+//     its arguments or a file. The archive of a stopped sandbox has the first two sealed. The process is not dumpable
+//     (prctl PR_SET_DUMPABLE), so that processes of the same user cannot read its memory through /proc or ptrace.
 //
 // What breaks this: a process of the sandbox that has CAP_SYS_PTRACE, as root has in many containers.
 // A call that runs a command as root was made with the token, so that command learns nothing that its

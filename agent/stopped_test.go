@@ -21,7 +21,8 @@ const canary = "canary-of-a-secret"
 func brought(dir string) initbox.Config {
 	return initbox.Config{SandboxID: "a", AccessToken: "old", Envs: map[string]string{"A": "1"},
 		Secrets: map[string]string{"KEY": canary}, Workdir: dir, Files: []initbox.File{
-			{Path: filepath.Join(dir, "file"), Data: []byte("claimed")}, {Path: "/etc/outside", Data: []byte(canary), Mode: 0o600},
+			{Path: filepath.Join(dir, "file"), Data: []byte("claimed")},
+			{Path: "/etc/outside", Data: []byte(canary), Mode: 0o600},
 			{Path: dir + "side", Data: []byte("beside")},
 		}}
 }

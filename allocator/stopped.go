@@ -16,8 +16,8 @@ import (
 	"github.com/berth-sandbox/berth/internal/wait"
 )
 
-// writeStopped writes the archive of a sandbox that is asleep and is to be stopped. It reports nothing when ctx ends: the
-// sandbox wakes or has been released, or the term ends.
+// writeStopped writes the archive of a sandbox that is asleep and is to be stopped. It reports nothing when ctx ends:
+// the sandbox wakes or has been released, or the term ends.
 func (t *term) writeStopped(ctx context.Context, e core.WriteArchive) {
 	began := time.Now()
 	made, err := t.stop(ctx, e.Sandbox)
@@ -74,8 +74,8 @@ func (t *term) stoppedFiles(ctx context.Context, s core.Sandbox) (*agents.Values
 	}, nil
 }
 
-// ofStore reports whether a restore has failed because of the store. A wake is then not tried with the next pod: each try
-// costs a warm one, and the sandbox can be woken later.
+// ofStore reports whether a restore has failed because of the store. A wake is then not tried with the next pod: each
+// try costs a warm one, and the sandbox can be woken later.
 func ofStore(err error) bool {
 	return isOne(err, snapshots.ErrStore, snapshots.ErrTimeout, snapshots.ErrBusy)
 }
@@ -105,8 +105,8 @@ func (t *term) sweepStopped(ctx context.Context) {
 	}
 }
 
-// archivesOf returns the archives that live sandboxes name, by the IDs of the sandboxes. The lease is valid behind the look,
-// so no other leader had changed that.
+// archivesOf returns the archives that live sandboxes name, by the IDs of the sandboxes. The lease is valid behind the
+// look, so no other leader had changed that.
 func (t *term) archivesOf(ctx context.Context, sandboxIDs []string) (map[string]string, error) {
 	named, _, err := ask(ctx, t, func(c core.View) (map[string]string, bool) {
 		all := make(map[string]string, len(sandboxIDs))

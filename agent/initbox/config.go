@@ -40,8 +40,8 @@ type Config struct {
 	DefaultUser string `json:"defaultUser,omitempty"`
 	// Workdir is where processes start that name no directory. Empty: the home of their user.
 	Workdir string `json:"workdir,omitempty"`
-	// Stopped: the sandbox was stopped, and its agent has restored its files. Envs, Secrets, Files, DefaultUser and Workdir
-	// are those of the configuration that was in the archive. They must not be set.
+	// Stopped: the sandbox was stopped, and its agent has restored its files. Envs, Secrets, Files, DefaultUser and
+	// Workdir are those of the configuration that was in the archive. They must not be set.
 	Stopped bool `json:"stopped,omitempty"`
 }
 

@@ -15,12 +15,12 @@
 //   - POST /archive carries the box of a [FilesOrder]. The answer is 200 with the archive and, behind it, one of two
 //     trailers: [SummaryTrailer] if it is whole, else [FailureTrailer]. An archive without the first is not whole.
 //     Other answers are 409 with [FilesRefusal], or 421.
-//   - For a sandbox that is stopped, the order has a key ([FilesOrder.Seal]). The agent then sends its configuration before
-//     the archive: the length of a box as four bytes, the highest first, and the box of [SealConfig].
+//   - For a sandbox that is stopped, the order has a key ([FilesOrder.Seal]). The agent then sends its configuration
+//     before the archive: the length of a box as four bytes, the highest first, and the box of [SealConfig].
 //   - POST /restore carries the length of a box as four bytes, the highest first, the box of a [FilesOrder], and the
 //     archive. While the agent works it sends 102 (Processing) every 10 s. The answer is 200 with [Summary], or 409 or
-//     422 with [FilesRefusal]. With a key in the order, the configuration is in front of the archive, as above. Size and
-//     SHA256 of the order are those of both together.
+//     422 with [FilesRefusal]. With a key in the order, the configuration is in front of the archive, as above. Size
+//     and SHA256 of the order are those of both together.
 //
 // # States of an agent
 //

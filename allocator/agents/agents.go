@@ -93,8 +93,8 @@ func SealerOf(key *sandboxaccess.Key) (*initbox.Sealer, error) {
 	return initbox.NewSealer(key.Derive("agent configuration 1"))
 }
 
-// Configure has the agent of a sandbox configured with the values of its claim, which may be nil. That of a sandbox that
-// was stopped takes the configuration that it has restored, and refuses to be configured if it has none. Configure
+// Configure has the agent of a sandbox configured with the values of its claim, which may be nil. That of one that was
+// stopped takes the configuration that it has restored, and refuses to be configured if it has none. Configure
 // returns nil when the agent has answered that it is configured for this sandbox.
 func (c *Caller) Configure(ctx context.Context, s core.Sandbox, values *Values) error {
 	if values == nil || s.Archive != "" {

@@ -15,8 +15,8 @@
 //     They read at most 8 KiB of an answer and follow no redirect. An agent that sends nothing for 30 s ends them.
 //   - Of an archive they read little more than MaxBytes. [Caller.Archive] and [Caller.Restore] succeed only if the agent
 //     says that all was archived or restored.
-//   - The archive of a sandbox that is stopped has the values of its claim only sealed. Every replica with the cluster's key
-//     can have another agent open them, for that sandbox and from that archive only. Nothing of it is remembered.
+//   - The archive of a stopped sandbox has the values of its claim only sealed. Every replica with the cluster's key can
+//     have another agent open them, for that sandbox and from that archive only. Nothing of it is remembered.
 //   - No error has a value of a claim in it, nor what a pod has answered: a pod could send back what it
 //     was given. Two numbers of a refusal to freeze are the exception.
 //     A [Summary] has texts that the sandbox can choose, of a bounded length.

@@ -48,10 +48,10 @@
 //     none.
 //   - No call for snapshots reads, lists or deletes the archive of a stopped sandbox. It is read for its team and its
 //     sandbox only, and written once, under a key of its own for each attempt.
-//   - SweepStopped deletes no archive that a live sandbox names. It lists archives before it asks which ones are named. An
-//     archive of its age is named by then, or never.
+//   - SweepStopped deletes no archive that a live sandbox names. It lists archives before it asks which are named. An
+//     archive of that age is named by then, or never.
 //   - A damaged manifest hides no other snapshot. It is told with the name of the object.
-//   - Each team has at most so many snapshots and bytes as the [Options] say, also when several are written at once. The
+//   - Each team has at most so many snapshots and bytes as the [Options] say, also if several are written at once. The
 //     bytes are those of its stopped sandboxes too, and those share the places to write and to read with snapshots. At
 //     most four are written at once, and a team begins one only while it has fewer than are free. So two at most are of
 //     one team. A Write that finds no place ends at once with [ErrBusy].

@@ -28,9 +28,9 @@ func stoppedKeyOf(team, sandboxID, name string) (string, error) {
 	return key, nil
 }
 
-// WriteStopped writes the archive of a sandbox that is to be stopped, for the team, pool and sandbox ID of of. write is as
-// that of Write, and gets the name of the archive, which is the tag of what is returned: 26 characters of a-z and 0-9. The
-// archive does not expire. The errors are as those of Write.
+// WriteStopped writes the archive of a sandbox that is to be stopped, for the team, pool and sandbox ID of of. write is
+// as that of Write, and gets the name of the archive, which is the tag of what is returned: 26 characters of a-z and
+// 0-9. The archive does not expire. The errors are as those of Write.
 func (s *Store) WriteStopped(
 	ctx context.Context, of Snapshot, maxSize int64,
 	write func(ctx context.Context, name string, w io.Writer) (Contents, error),
@@ -47,8 +47,8 @@ func (s *Store) WriteStopped(
 	return s.put(ctx, a, made, func(ctx context.Context, w io.Writer) (Contents, error) { return write(ctx, made.Tag, w) })
 }
 
-// GetStopped returns what WriteStopped has written under a name, for Open. It returns ErrGone, ErrInvalid, ErrDamaged or an
-// error of the store.
+// GetStopped returns what WriteStopped has written under a name, for Open. It returns ErrGone, ErrInvalid, ErrDamaged
+// or an error of the store.
 func (s *Store) GetStopped(ctx context.Context, team, sandboxID, name string) (Snapshot, error) {
 	key, err := stoppedKeyOf(team, sandboxID, name)
 	if err != nil {
@@ -61,8 +61,8 @@ func (s *Store) GetStopped(ctx context.Context, team, sandboxID, name string) (S
 	return found, err
 }
 
-// DropStopped deletes what WriteStopped has written under a name, if it is there. After an error a part may be left, which
-// SweepStopped deletes.
+// DropStopped deletes what WriteStopped has written under a name, if it is there. After an error a part may be left,
+// which SweepStopped deletes.
 func (s *Store) DropStopped(ctx context.Context, team, sandboxID, name string) error {
 	key, err := stoppedKeyOf(team, sandboxID, name)
 	if err != nil {
@@ -88,9 +88,9 @@ func (s *Store) remove(ctx context.Context, key string) (there bool, err error) 
 }
 
 // SweepStopped deletes archives of stopped sandboxes that are older than an hour and that their sandboxes do not name.
-// named returns, by the ID of the sandbox, the archives that live sandboxes name. It is asked after the archives were listed,
-// and must not answer for an earlier time: an archive of that age is named by then, or never. SweepStopped returns what it
-// has done also if it fails. Only one process at a time may sweep.
+// named returns, by the ID of the sandbox, the archives that live sandboxes name. It is asked after the archives were
+// listed, and must not answer for an earlier time: an archive of that age is named by then, or never. SweepStopped
+// returns what it has done also if it fails. Only one process at a time may sweep.
 func (s *Store) SweepStopped(
 	ctx context.Context, named func(ctx context.Context, sandboxIDs []string) (map[string]string, error),
 ) (done Swept, err error) {

@@ -107,8 +107,8 @@ func (s *Store) end(a *attempt) {
 }
 
 // room returns how many bytes the team of an attempt has left, and the archive of the snapshot that it replaces, or
-// ErrFull. What began before counts with all that it has reserved: it may be there already, or not yet. Archives of stopped
-// sandboxes count with their bytes only, and not those that an attempt for the same sandbox is to replace.
+// ErrFull. What began before counts with all that it has reserved: it may be there already, or not yet. Archives of
+// stopped sandboxes count with their bytes only, and not those that an attempt for the same sandbox is to replace.
 func (s *Store) room(ctx context.Context, a *attempt, o others) (left int64, replaced string, err error) {
 	dir, err := directory(a.team)
 	if err != nil {
