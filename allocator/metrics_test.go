@@ -52,7 +52,7 @@ berth_allocator_pool_pods{pool="python",state="warm"} 1
 berth_allocator_pool_target_pods{part="lacking",pool="python"} 0
 berth_allocator_pool_target_pods{part="spare",pool="python"} 0
 berth_allocator_pool_target_pods{part="warm",pool="python"} 2
-# HELP berth_allocator_sandboxes_live Sandboxes that are starting or running, or are asleep.
+# HELP berth_allocator_sandboxes_live Sandboxes that are starting or running, or are asleep or stopped.
 # TYPE berth_allocator_sandboxes_live gauge
 berth_allocator_sandboxes_live 0
 `)
