@@ -93,7 +93,7 @@ func (b *sleeper) has(pod string) {
 // stoppable is what the claims of these tests have.
 const stoppable = `"timeout":3600,"envVars":{"A":"1=2"},"metadata":{"job":"17"}`
 
-// Invariant: P31
+// Invariant: P33
 func TestStoppedSandboxGoesOnInAnotherPod(t *testing.T) {
 	store := newObjects(t)
 	e := startAlone(t, 0, stack.Options{Allocators: 2, AllocatorArgs: []string{store.flag()}})
@@ -136,7 +136,7 @@ func TestStoppedSandboxGoesOnInAnotherPod(t *testing.T) {
 	})
 }
 
-// Invariant: P31
+// Invariant: P33
 func TestSleepersAreStoppedAfterTheirTime(t *testing.T) {
 	store := newObjects(t)
 	e := startAlone(t, 0, stack.Options{Allocators: 2, AllocatorArgs: []string{store.flag()}})
@@ -173,7 +173,7 @@ func TestSleepersAreStoppedAfterTheirTime(t *testing.T) {
 	require.Equal(t, "first", read(t, file))
 }
 
-// Invariant: P31
+// Invariant: P33
 func TestNextLeaderWakesWhatWasStopped(t *testing.T) {
 	store := newObjects(t)
 	e := startAlone(t, 0, stack.Options{Allocators: 3, AllocatorArgs: []string{store.flag()}})
@@ -224,7 +224,7 @@ func TestNextLeaderWakesWhatWasStopped(t *testing.T) {
 	require.Equal(t, "first", read(t, file))
 }
 
-// Invariant: P31
+// Invariant: P33
 func TestStopOfADeadLeaderLeavesItsSandboxAsleep(t *testing.T) {
 	store := newObjects(t)
 	e := startAlone(t, 0, stack.Options{Allocators: 2, AllocatorArgs: []string{store.flag()}})

@@ -96,8 +96,13 @@ func (a *api) refresh(w *reply, r *http.Request) error {
 // extend moves the end of a sandbox, but never forward in time. If code allows a body, it wakes a sandbox that is asleep,
 // and answers with the sandbox.
 func (a *api) extend(w *reply, r *http.Request, by *openapi.Seconds, code int) error {
-	id := r.PathValue("sandboxID")
-	e, err := a.Allocator.Extend(r.Context(), id, secondsOf(deref(by, int64(defaultTimeout.Seconds()))), code != http.StatusNoContent)
+	id, ctx := r.PathValue("sandboxID"), r.Context()
+	if s, known, err := a.Allocator.Sandbox(ctx, id); err == nil && known && s.Phase == core.Running { // there is no wake
+		short, cancel := context.WithTimeout(ctx, answerWait)
+		defer cancel()
+		ctx = short
+	}
+	e, err := a.Allocator.Extend(ctx, id, secondsOf(deref(by, int64(defaultTimeout.Seconds()))), code != http.StatusNoContent)
 	if err == nil && e.Status == core.CallRefused {
 		return because(about(id, apierror.StartFailed, "this sandbox is stopped, and could not be woken"), e.Why)
 	}

@@ -99,6 +99,8 @@ type fake struct {
 	queries  []Query
 	scaled   []string
 	stops    []bool // of the calls of Sleep
+	// extending is how long the last call of Extend may take.
+	extending time.Duration
 }
 
 func (f *fake) Leader() Leader {
@@ -223,6 +225,8 @@ func (f *fake) MakeSnapshot(ctx context.Context, id string, of snapshots.Snapsho
 func (f *fake) Extend(ctx context.Context, id string, lifetime time.Duration, wake bool) (core.SandboxCallAnswered, error) {
 	f.mu.Lock()
 	f.kept = append(f.kept, fmt.Sprintf("%s at least %v", id, lifetime))
+	until, _ := ctx.Deadline()
+	f.extending = time.Until(until)
 	f.mu.Unlock()
 	s := f.sandboxes[id]
 	asleep := s.Phase == core.Asleep || s.Phase == core.Stopped

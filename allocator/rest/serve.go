@@ -472,7 +472,7 @@ func (a *api) toError(o *openapi.Operation, r *http.Request, err error) *apierro
 	case errors.Is(err, context.Canceled):
 		return nil
 	case errors.Is(err, context.DeadlineExceeded):
-		return unknownOutcome(apierror.Timeout, "the API server did not confirm in time; an unanswered claim is released unless it had an Idempotency-Key; a release goes on")
+		return unknownOutcome(apierror.Timeout, "the API server did not confirm in time, or the sandbox did not wake in time; an unanswered claim is released unless it had an Idempotency-Key; a release goes on, and so does a wake")
 	}
 	a.Log.Error("request failed", zap.String("operation", o.ID), zap.String("object", objectOf(o, r)), zap.Error(err))
 	return apierror.New(apierror.Internal, "the allocator failed; see its log")

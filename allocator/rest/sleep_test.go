@@ -63,7 +63,8 @@ func TestPauseWithoutMemoryStopsTheSandbox(t *testing.T) {
 	}
 }
 
-// The record of a stopped sandbox names the pod that it had, which another tenant may get.
+// The record of a stopped sandbox names the pod that it had, whose address another one may get.
+// Invariant: P33
 func TestStoppedSandboxShowsAndUsesNoPod(t *testing.T) {
 	pod := core.PodKey{Namespace: "ns", Name: "python-x", UID: "uid"}
 	stopped := core.Sandbox{
@@ -111,6 +112,15 @@ func TestStoppedSandboxShowsAndUsesNoPod(t *testing.T) {
 	for _, path := range []string{"/v2/sandboxes/k3x9/connect", "/sandboxes/k3x9/resume"} {
 		e := refusal(t, call(handler(t, f), "POST", path, "{}"), 502, apierror.StartFailed)
 		require.Equal(t, "this sandbox is stopped, and could not be woken: its pool has no pod for it", e.Message)
+	}
+}
+
+// In an outage of the API server, a call for a sandbox that runs does not wait as long as one for a wake.
+func TestOnlyAWakeMayTakeMinutes(t *testing.T) {
+	for phase, most := range map[core.Phase]time.Duration{core.Running: answerWait, core.Asleep: wakeWait, core.Stopped: wakeWait, core.Starting: wakeWait} {
+		f := &fake{status: core.CallOK, sandboxes: map[string]core.Sandbox{"k3x9": {Binding: core.Binding{ID: "k3x9"}, Phase: phase}}}
+		require.Less(t, call(handler(t, f), "POST", "/v2/sandboxes/k3x9/connect", "{}").Code, 300)
+		require.InDelta(t, most, f.extending, float64(answerWait)/2)
 	}
 }
 

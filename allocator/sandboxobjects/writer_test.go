@@ -194,6 +194,7 @@ func TestFinalizerKeepsDeletedObjectsWhileNeeded(t *testing.T) {
 }
 
 // A stop takes the pod from a sandbox, and the wake gives it another one.
+// Invariant: P33
 func TestStoppedSandboxMovesToAnotherPod(t *testing.T) {
 	p := newWriter(t, shared.Start(t))
 	for counter, phase := range []core.Phase{core.FallingAsleep, core.Asleep, core.Stopped, core.Waking, core.Running} {

@@ -215,7 +215,7 @@ var kinds = []Kind{
 	{Reason: APINotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{API},
 		When: "the replica has just started and has not read the API keys yet", Do: "try again; operators: may the allocators list Secrets in the namespace of the keys?"},
 	{Reason: Timeout, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{API},
-		When: "the Kubernetes API server did not confirm in time; a claim that was not answered is given back, unless it had an `Idempotency-Key`, a release goes on", Do: "try again"},
+		When: "the Kubernetes API server did not confirm in time, or a sandbox did not wake in time; a claim that was not answered is given back, unless it had an `Idempotency-Key`, a release and a wake go on", Do: "try again"},
 	{Reason: Overloaded, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy, API},
 		When: "too many requests at one time, too many large bodies or answers that are not read, too little memory, the allocator does not keep up with what it has to record, or a quarantine", Do: "try again, more slowly"},
 }
