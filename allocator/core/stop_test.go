@@ -161,9 +161,9 @@ func TestFailedStartLeavesTheSandboxStopped(t *testing.T) {
 	wake := func(token uint64) {
 		s.step(SetTimeout{Token: token, Scope: everyTeam, ID: sb.ID, Lifetime: time.Minute, Wake: true})
 	}
-	refused := func(token uint64, why string) {
+	refused := func(token uint64, status CallStatus, why string) {
 		t.Helper()
-		if a := one[SandboxCallAnswered](s); a.Token != token || a.Status != CallRefused || a.Why != why {
+		if a := one[SandboxCallAnswered](s); a.Token != token || a.Status != status || a.Why != why {
 			t.Errorf("%+v", a)
 		}
 		if got := s.view(sb.ID); got.Phase != Stopped || got.Archive != "x" {
@@ -181,11 +181,11 @@ func TestFailedStartLeavesTheSandboxStopped(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 	}
-	refused(20, "it is damaged")
+	refused(20, CallRefused, "it is damaged")
 
 	wake(21)
 	s.pass(30 * time.Second)
-	refused(21, "its pool has no pod for it")
+	refused(21, CallNotReady, "its pool has no pod for it")
 
 	wake(22)
 	s.anotherPod(6)
@@ -195,7 +195,7 @@ func TestFailedStartLeavesTheSandboxStopped(t *testing.T) {
 	if d := one[DeletePod](s); d.Pod != pod {
 		t.Errorf("%+v", d)
 	}
-	refused(22, "500")
+	refused(22, CallRefused, "500")
 
 	wake(23)
 	s.anotherPod(7)

@@ -103,8 +103,14 @@ func (a *api) extend(w *reply, r *http.Request, by *openapi.Seconds, code int) e
 		ctx = short
 	}
 	e, err := a.Allocator.Extend(ctx, id, secondsOf(deref(by, int64(defaultTimeout.Seconds()))), code != http.StatusNoContent)
-	if err == nil && e.Status == core.CallRefused {
-		return because(about(id, apierror.StartFailed, "this sandbox is stopped, and could not be woken"), e.Why)
+	if err == nil && e.Sandbox.Phase == core.Stopped {
+		switch e.Status {
+		case core.CallRefused:
+			return because(about(id, apierror.StartFailed, "this sandbox is stopped, and could not be woken"), e.Why)
+		case core.CallNotReady:
+			return because(about(id, apierror.PoolEmpty, "this sandbox is stopped, and there is no pod for it now"), e.Why)
+		default:
+		}
 	}
 	if err != nil || e.Status != core.CallOK || code == http.StatusNoContent {
 		return noContent(w, id, e.Status, err)

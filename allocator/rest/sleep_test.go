@@ -113,6 +113,9 @@ func TestStoppedSandboxShowsAndUsesNoPod(t *testing.T) {
 		e := refusal(t, call(handler(t, f), "POST", path, "{}"), 502, apierror.StartFailed)
 		require.Equal(t, "this sandbox is stopped, and could not be woken: its pool has no pod for it", e.Message)
 	}
+	f.status = core.CallNotReady
+	e := refusal(t, call(handler(t, f), "POST", "/sandboxes/k3x9/connect", "{}"), 429, apierror.PoolEmpty)
+	require.Contains(t, e.Message, "its pool has no pod for it")
 }
 
 // In an outage of the API server, a call for a sandbox that runs does not wait as long as one for a wake.

@@ -2709,7 +2709,7 @@ type ClientInterface interface {
 	//
 	// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
 	// now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
-	// If that fails, the call is answered 502, and the sandbox stays stopped.
+	// If that fails, the call is answered 502, or 429 if there is no pod, and the sandbox stays stopped.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -2720,7 +2720,7 @@ type ClientInterface interface {
 	//
 	// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
 	// now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
-	// If that fails, the call is answered 502, and the sandbox stays stopped.
+	// If that fails, the call is answered 502, or 429 if there is no pod, and the sandbox stays stopped.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3512,7 +3512,7 @@ func (c *Client) GetSandbox(ctx context.Context, sandboxID SandboxID, reqEditors
 //
 // Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
 // now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
-// If that fails, the call is answered 502, and the sandbox stays stopped.
+// If that fails, the call is answered 502, or 429 if there is no pod, and the sandbox stays stopped.
 //
 // Takes any type of body and a specified content type.
 //
@@ -3533,7 +3533,7 @@ func (c *Client) ConnectSandboxWithBody(ctx context.Context, sandboxID SandboxID
 //
 // Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
 // now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
-// If that fails, the call is answered 502, and the sandbox stays stopped.
+// If that fails, the call is answered 502, or 429 if there is no pod, and the sandbox stays stopped.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -7752,7 +7752,7 @@ type ClientWithResponsesInterface interface {
 	//
 	// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
 	// now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
-	// If that fails, the call is answered 502, and the sandbox stays stopped.
+	// If that fails, the call is answered 502, or 429 if there is no pod, and the sandbox stays stopped.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -7763,7 +7763,7 @@ type ClientWithResponsesInterface interface {
 	//
 	// Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
 	// now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
-	// If that fails, the call is answered 502, and the sandbox stays stopped.
+	// If that fails, the call is answered 502, or 429 if there is no pod, and the sandbox stays stopped.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -11270,7 +11270,7 @@ func (c *ClientWithResponses) GetSandboxWithResponse(ctx context.Context, sandbo
 //
 // Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
 // now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
-// If that fails, the call is answered 502, and the sandbox stays stopped.
+// If that fails, the call is answered 502, or 429 if there is no pod, and the sandbox stays stopped.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -11287,7 +11287,7 @@ func (c *ClientWithResponses) ConnectSandboxWithBodyWithResponse(ctx context.Con
 //
 // Counts as use. It never brings the end forward. A sandbox that is asleep is woken, and its end is the timeout from
 // now; the call is answered when requests reach it again. One that is stopped gets another pod with its files before.
-// If that fails, the call is answered 502, and the sandbox stays stopped.
+// If that fails, the call is answered 502, or 429 if there is no pod, and the sandbox stays stopped.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //

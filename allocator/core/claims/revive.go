@@ -26,7 +26,7 @@ func (t *Table) Revive(sb *sandboxes.Sandbox) {
 	t.tokens++
 	token, pool := ownTokens|t.tokens, t.pools.Find(sb.Pool)
 	if pool == nil || !pool.Known || pool.Deleting {
-		t.sandboxes.NotRevived(sb, whyNotRevived(step.ClaimRefused{Why: step.NoPool}))
+		t.notRevived(sb, step.ClaimRefused{Why: step.NoPool})
 		return
 	}
 	req := request{
@@ -54,24 +54,26 @@ func (t *Table) refused(e step.ClaimRefused) {
 		return
 	}
 	delete(t.revivals, e.Token)
-	t.sandboxes.NotRevived(cl.Request.revives, whyNotRevived(e))
+	t.notRevived(cl.Request.revives, e)
 }
 
-// whyNotRevived says for people why a stopped sandbox got no pod.
-func whyNotRevived(e step.ClaimRefused) string {
+// notRevived says for people why a stopped sandbox got no pod.
+func (t *Table) notRevived(sb *sandboxes.Sandbox, e step.ClaimRefused) {
+	status, why := step.CallNotReady, "its pool has no pod for it"
 	switch e.Why {
 	case step.NoPool:
-		return "its pool does not exist, or is being deleted"
+		status, why = step.CallRefused, "its pool does not exist, or is being deleted"
 	case step.NotConfigured, step.NotAccepted:
-		return cmp.Or(e.Problem, "no pod of its pool could be configured")
+		status, why = step.CallRefused, cmp.Or(e.Problem, "no pod of its pool could be configured")
 	case step.Ending:
-		return "this allocator is about to end"
+		why = "this allocator is about to end"
 	case step.Overloaded, step.LineFull:
-		return "too many claims wait"
+		why = "too many claims wait"
 	case step.OverLimit:
-		return "its team has reached its limit " + string(e.Excess.Limit)
+		why = "its team has reached its limit " + string(e.Excess.Limit)
+	default:
 	}
-	return "its pool has no pod for it"
+	t.sandboxes.NotRevived(sb, status, why)
 }
 
 // rebind gives the pod of a claim to its stopped sandbox, and journals that.

@@ -199,8 +199,8 @@ func (t *Table) Unrevive(sb, bound *Sandbox, then func()) {
 	})
 }
 
-// NotRevived gives up to wake a stopped sandbox, and says why.
-func (t *Table) NotRevived(sb *Sandbox, why string) {
+// NotRevived gives up to wake a stopped sandbox, and says why. CallNotReady: it may have a pod later.
+func (t *Table) NotRevived(sb *Sandbox, status step.CallStatus, why string) {
 	s := sb.sleep
 	if s.wake, s.rising = false, false; s.place {
 		s.place = false
@@ -209,7 +209,7 @@ func (t *Table) NotRevived(sb *Sandbox, why string) {
 	wakers := s.wakers
 	s.wakers = nil
 	for _, w := range wakers {
-		t.answer([]uint64{w.token}, step.CallRefused, sb, why)
+		t.answer([]uint64{w.token}, status, sb, why)
 	}
 }
 
@@ -239,6 +239,6 @@ func (t *Table) fallsBack(sb *Sandbox, cause fact.Cause) bool {
 	}
 	f := &fact.SandboxFact{Sandbox: sb.next()}
 	f.AsleepAt, f.StartedAt = t.Now.Wall, time.Time{}
-	t.commitStop(sb, f, func() { t.NotRevived(sb, cmp.Or(cause.Message, cause.Reason)) })
+	t.commitStop(sb, f, func() { t.NotRevived(sb, step.CallRefused, cmp.Or(cause.Message, cause.Reason)) })
 	return true
 }
