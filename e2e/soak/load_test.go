@@ -193,6 +193,9 @@ func (l *load) start(ctx context.Context, all *sync.WaitGroup) {
 	for i := range sleepers {
 		all.Go(func() { l.sleeper(ctx, fmt.Sprintf("sleeper-%d", i)) })
 	}
+	for i := range stoppers {
+		all.Go(func() { l.stopper(ctx, i) })
+	}
 	for i := range users {
 		all.Go(func() {
 			random := l.Random(fmt.Sprintf("user-%d", i))

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,6 +51,9 @@ type ground struct {
 	mu    sync.Mutex
 	known []sandbox       // sandboxes that requests are sent to
 	named map[string]bool // IDs of all that were answered
+
+	stopDirs string       // has a directory for each stopper
+	stopped  atomic.Int64 // how often a sandbox was stopped and ran again
 }
 
 // newGround starts everything.
@@ -58,11 +62,11 @@ func newGround(t *testing.T) *ground {
 	run := harness.NewRun(t, history.Settings{
 		Suite: history.Soak, Seed: *seedFlag, MaxStale: maxStale, Window: envoy.ConnectWindow, StallBudget: envoy.StallBudget,
 	}, *historyFlag)
-	g := &ground{records: t.TempDir(), named: map[string]bool{}}
+	g := &ground{records: t.TempDir(), named: map[string]bool{}, stopDirs: t.TempDir()}
 	g.Berth = run.Start(harness.Options{
 		Cluster: devcluster.Options{Nodes: 1, NodePath: []string{binDir}},
 		Stack: stack.Options{BinDir: binDir, Allocators: replicas, Gateways: replicas, LeaseDuration: lease,
-			MaxStale: maxStale},
+			MaxStale: maxStale, AllocatorArgs: []string{"--snapshots=file://" + t.TempDir()}},
 		Relays: true, KubeRelays: true, Connections: users,
 	})
 	g.CreatePool(poolName, warm, func(p *v1alpha1.SandboxPool) {
@@ -73,6 +77,7 @@ func newGround(t *testing.T) *ground {
 		container := &p.Spec.Template.Spec.Containers[0]
 		container.Args = append(container.Args, "--record="+g.records)
 	})
+	g.createStopPools()
 	return g
 }
 
@@ -133,6 +138,11 @@ func TestNoRequestReachesTheWrongSandboxUnderFaults(t *testing.T) {
 	for _, lack := range tooFew(history.Count(h), *durationFlag) {
 		g.Error(lack)
 	}
+	if n := g.stopped.Load(); n == 0 {
+		g.Error("nothing is proven: no sandbox was stopped and ran again")
+	} else {
+		g.Logf("%d times a sandbox was stopped and ran again", n)
+	}
 }
 
 // lackEvery is the pause between two counts of what has happened.
@@ -149,7 +159,7 @@ func (g *ground) lacks(ctx context.Context) bool {
 		return true
 	}
 	h := history.New(slices.Concat(g.History.All(), records, received))
-	return len(tooFew(history.Count(h), *durationFlag)) > 0
+	return g.stopped.Load() == 0 || len(tooFew(history.Count(h), *durationFlag)) > 0
 }
 
 // recovers waits until every gateway serves a sandbox again that it could not have
