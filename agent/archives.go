@@ -288,8 +288,8 @@ func reasonOf(err error) initbox.Reason {
 	for known, reason := range map[error]initbox.Reason{
 		freeze.ErrAwake: initbox.NotFrozen, freeze.ErrSuperseded: initbox.Superseded, freeze.ErrHeld: initbox.Busy,
 		errNotFresh: initbox.NotFresh, errNotOpened: initbox.NotOpened, archive.ErrTooLarge: initbox.TooLarge,
-		archive.ErrTooManyFiles: initbox.TooManyFiles,
-		archive.ErrChanged:      initbox.Changed, archive.ErrNotAllowed: initbox.NotAllowed, archive.ErrCorrupt: initbox.Damaged,
+		archive.ErrTooManyFiles: initbox.TooManyFiles, archive.ErrChanged: initbox.Changed,
+		archive.ErrNotAllowed: initbox.NotAllowed, archive.ErrCorrupt: initbox.Damaged,
 		archive.ErrVersion: initbox.OtherVersion, unix.ENOSPC: initbox.NoSpace, unix.EDQUOT: initbox.NoSpace,
 	} {
 		if errors.Is(err, known) {

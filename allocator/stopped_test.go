@@ -111,7 +111,7 @@ func (s *stopping) archive(t *testing.T, sandbox core.Sandbox) core.ArchiveWritt
 
 func (s *stopping) wake(t *testing.T, sandbox core.Sandbox) core.Configured {
 	t.Helper()
-	s.term.configure(t.Context(), core.Configure{Sandbox: sandbox})
+	s.configure(t.Context(), core.Configure{Sandbox: sandbox})
 	return (<-s.loop.in).(core.Configured)
 }
 

@@ -230,8 +230,8 @@ func (c *Client) Stop(ctx context.Context, id string) error {
 	return err
 }
 
-// Resume wakes a sandbox if it is asleep or stopped, and returns when requests reach it. Its end is then a time from now
-// at least. One that is stopped may wait minutes for a pod and for its files.
+// Resume wakes a sandbox if it is asleep or stopped, and returns when requests reach it. Its end is then a time from
+// now at least. One that is stopped may wait minutes for a pod and for its files.
 func (c *Client) Resume(ctx context.Context, id string, timeout time.Duration) (*openapi.Sandbox, error) {
 	seconds := int64(timeout / time.Second)
 	return call[openapi.Sandbox](ctx, repeatable, func() (*http.Response, error) {

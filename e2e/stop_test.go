@@ -83,7 +83,8 @@ func (b *sleeper) has(pod string) {
 	s := b.state()
 	require.Equal(b.t, pod, s.PodName)
 	b.reaches(b.client(), s)
-	a, err := do(b.t.Context(), b.client(), http.MethodGet, "http://gateway/envs", b.host(sandboxaccess.AgentPort, b.SandboxID), "",
+	host := b.host(sandboxaccess.AgentPort, b.SandboxID)
+	a, err := do(b.t.Context(), b.client(), http.MethodGet, "http://gateway/envs", host, "",
 		sandboxaccess.AgentHeader, *b.EnvdAccessToken)
 	require.NoError(b.t, err)
 	require.Equal(b.t, http.StatusOK, a.code, a.body)
@@ -108,7 +109,8 @@ func TestStoppedSandboxGoesOnInAnotherPod(t *testing.T) {
 		refused := e.get(client, e.host(8080, b.SandboxID), "/").refusal(t)
 		require.Equal(t, apierror.SandboxAsleep, refused.Reason)
 		for _, c := range []struct{ method, path, body string }{
-			{http.MethodPost, "/pause", `{"memory":false}`}, {http.MethodPost, "/pause", "{}"}, {http.MethodPost, "/timeout", `{"timeout":60}`},
+			{http.MethodPost, "/pause", `{"memory":false}`}, {http.MethodPost, "/pause", "{}"},
+			{http.MethodPost, "/timeout", `{"timeout":60}`},
 			{http.MethodGet, "/logs", ""}, {http.MethodPost, "/snapshots", "{}"},
 		} {
 			refused := e.api(c.method, "/sandboxes/"+b.SandboxID+c.path, c.body).refusal(t)
@@ -285,16 +287,18 @@ func TestStopNeedsAnObjectStore(t *testing.T) {
 	e.createPool(p)
 	e.eventually(func() error {
 		status := e.readPool(p.Name).Status
-		if c := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolDegraded); c == nil || c.Reason != v1alpha1.PoolStopRefused {
+		c := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolDegraded)
+		if c == nil || c.Reason != v1alpha1.PoolStopRefused {
 			return fmt.Errorf("its conditions are %+v", status.Conditions)
 		}
 		return nil
 	})
 	s, _ := e.claimOf(e.otherPool("unstopped", 1, agentPool), `"timeout":600`)
+	claim := `{"templateID":"` + s.TemplateID + `",`
 	for path, body := range map[string]string{
 		"/sandboxes/" + s.SandboxID + "/pause": `{"memory":false}`,
-		"/v2/sandboxes":                        `{"templateID":"` + s.TemplateID + `","autoPause":true,"autoPauseMemory":false}`,
-		"/sandboxes":                           `{"templateID":"` + s.TemplateID + `","stopAfter":60}`,
+		"/v2/sandboxes":                        claim + `"autoPause":true,"autoPauseMemory":false}`,
+		"/sandboxes":                           claim + `"stopAfter":60}`,
 	} {
 		refused := e.api(http.MethodPost, path, body).refusal(t)
 		require.Equal(t, apierror.NotImplemented, refused.Reason)

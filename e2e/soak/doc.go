@@ -15,8 +15,8 @@
 // Claimers claim a sandbox, keep it for some seconds and release it, or let its time run
 // out. Users send requests through any gateway. A third of the requests go to sandboxes
 // that are gone. There are plain requests, requests with bodies, slow ones, HTTP/2 to the
-// pod as gRPC uses it, and WebSockets that stay open. Two sandboxes at a time are stopped and woken, and must have their
-// files again. Many clients give up before the
+// pod as gRPC uses it, and WebSockets that stay open. Two sandboxes at a time are stopped and woken, and must have
+// their files again. Many clients give up before the
 // answer. Each pod records what reaches it before it answers, in a file that outlives it.
 //
 // # Faults

@@ -19,8 +19,9 @@ import (
 	"github.com/berth-sandbox/berth/internal/wait"
 )
 
-// stoppers have sandboxes stopped and connect to them again, under all faults. Each has a pool of its own, and one sandbox
-// at a time: the pods of a process node share the files of the machine, so a restore writes where the test can look.
+// stoppers have sandboxes stopped and connect to them again, under all faults. Each has a pool of its own, and one
+// sandbox at a time: the pods of a process node share the files of the machine, so a restore writes where the test can
+// look.
 const stoppers = 2
 
 // stopper has one sandbox after the other stopped and woken some times, until ctx ends. What the sandbox had in its
@@ -40,7 +41,8 @@ func (g *ground) stopper(ctx context.Context, i int) {
 			}
 			g.stopped.Add(1)
 		}
-		g.repeat(ctx, random, http.MethodDelete, "/sandboxes/"+s.SandboxID, "", nil, http.StatusNoContent, http.StatusNotFound)
+		g.repeat(ctx, random, http.MethodDelete, "/sandboxes/"+s.SandboxID, "", nil,
+			http.StatusNoContent, http.StatusNotFound)
 	}
 }
 
@@ -52,7 +54,8 @@ func (g *ground) stopAndWake(ctx context.Context, random *rand.Rand, id, file st
 		return false
 	}
 	path := "/sandboxes/" + id
-	switch g.repeat(ctx, random, http.MethodPost, path+"/pause", `{"memory":false}`, nil, http.StatusNoContent, http.StatusNotFound, http.StatusConflict) {
+	switch g.repeat(ctx, random, http.MethodPost, path+"/pause", `{"memory":false}`, nil,
+		http.StatusNoContent, http.StatusNotFound, http.StatusConflict) {
 	case http.StatusNoContent:
 	case http.StatusConflict: // an earlier call whose answer was lost
 		var s openapi.Sandbox
@@ -65,7 +68,8 @@ func (g *ground) stopAndWake(ctx context.Context, random *rand.Rand, id, file st
 	if err := os.WriteFile(file, []byte("of another sandbox"), 0o600); err != nil {
 		g.Error(err)
 	}
-	code := g.repeat(ctx, random, http.MethodPost, path+"/connect", `{"timeout":3600}`, nil, http.StatusOK, http.StatusCreated, http.StatusNotFound)
+	code := g.repeat(ctx, random, http.MethodPost, path+"/connect", `{"timeout":3600}`, nil,
+		http.StatusOK, http.StatusCreated, http.StatusNotFound)
 	if code != http.StatusOK && code != http.StatusCreated {
 		if code == http.StatusNotFound {
 			g.Errorf("sandbox %s was stopped, and does not exist any more", id)
