@@ -519,13 +519,10 @@ func (t *term) tell(e core.Effect) {
 	case core.SandboxAwake:
 		t.publish(events.Awake, e.Sandbox)
 		t.a.metrics.wakes.Observe(e.Took.Seconds())
+	case core.SandboxStopped:
+		t.dropCalls(e.Sandbox)
 	case core.SandboxReleased:
-		t.hooks.drop(e.Sandbox)
-		t.inits.drop(e.Sandbox)
-		t.restores.drop(e.Sandbox)
-		t.dropOrders(e.Sandbox)
-		t.archives.drop(e.Sandbox)
-		t.stops.drop(e.Sandbox)
+		t.dropCalls(e.Sandbox)
 		t.publish(events.Released, e.Sandbox)
 		t.a.metrics.releases.WithLabelValues(e.Sandbox.Reason).Inc()
 		if e.Late > 0 {
@@ -672,7 +669,7 @@ func (t *term) sync(ctx context.Context, e core.SyncPod) error {
 func (t *term) start(ctx context.Context, s core.Sandbox) {
 	pool, ok := t.a.watches.pools.Get(s.Pool)
 	if !ok || pool.Spec.PostStart == nil { // the pool has no hook any more
-		t.Submit(core.Started{ID: s.ID, OK: true})
+		t.Submit(core.Started{ID: s.ID, Incarnation: s.Incarnation, OK: true})
 		return
 	}
 	err := t.caller.Call(ctx, *pool.Spec.PostStart, s.DefaultPort, s)
@@ -684,7 +681,17 @@ func (t *term) start(ctx context.Context, s core.Sandbox) {
 			zap.String("failurePolicy", string(pool.Spec.PostStart.FailurePolicy)), zap.Error(err))
 	}
 	ignored := pool.Spec.PostStart.FailurePolicy == v1alpha1.Ignore
-	t.Submit(core.Started{ID: s.ID, OK: err == nil || ignored, Why: reasonOf(err)})
+	t.Submit(core.Started{ID: s.ID, Incarnation: s.Incarnation, OK: err == nil || ignored, Why: reasonOf(err)})
+}
+
+// dropCalls ends what is under way in the pod of a sandbox.
+func (t *term) dropCalls(s core.Sandbox) {
+	t.hooks.drop(s)
+	t.inits.drop(s)
+	t.restores.drop(s)
+	t.dropOrders(s)
+	t.archives.drop(s)
+	t.stops.drop(s)
 }
 
 // Submit queues an event for the core.

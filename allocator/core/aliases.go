@@ -99,6 +99,7 @@ type (
 	SendClose           = step.SendClose
 	SandboxAsleep       = step.SandboxAsleep
 	SandboxAwake        = step.SandboxAwake
+	SandboxStopped      = step.SandboxStopped
 	WriteObject         = step.WriteObject
 	ReadLog             = step.ReadLog
 	DeleteObject        = step.DeleteObject

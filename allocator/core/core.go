@@ -140,7 +140,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case ClaimAbandoned:
 		c.claims.Abandoned(ev.Token)
 	case Started:
-		c.sandboxes.HookDone(ev.ID, ev.OK, ev.Why)
+		c.sandboxes.HookDone(ev.ID, ev.Incarnation, ev.OK, ev.Why)
 	case Configured:
 		c.claims.Configured(ev.ID, ev.OK, ev.Why, ev.Hopeless)
 	case Frozen:
@@ -270,6 +270,8 @@ func (c *Core) heedSandboxes(n sandboxes.Notice) {
 		c.resize(c.pods.Get(n.Sandbox.Pod), n.Sandbox)
 	case sandboxes.Rising:
 		c.claims.Revive(n.Sandbox)
+	case sandboxes.Doomed:
+		c.claims.Doomed(n.Sandbox)
 	case sandboxes.Released:
 		c.closings.Drop(n.Sandbox.ID)
 		c.claims.Released(n.Sandbox)

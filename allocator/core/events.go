@@ -45,12 +45,13 @@ type (
 	TeamLimits struct{ Settings teams.Settings }
 	// ClaimAbandoned: the caller with this token has gone.
 	ClaimAbandoned struct{ Token uint64 }
-	// Started is the outcome of a StartSandbox: whether the sandbox may run. Why says for people why not. It is
-	// bounded, and quotes nothing that the pod has sent.
+	// Started is the outcome of a StartSandbox for that incarnation: whether the sandbox may run. Why says for people
+	// why not. It is bounded, and quotes nothing that the pod has sent.
 	Started struct {
-		ID  string
-		OK  bool
-		Why string
+		ID          string
+		Incarnation int
+		OK          bool
+		Why         string
 	}
 	// Configured is the outcome of a Configure: whether the agent is configured for this sandbox. A
 	// Configure with Ask is answered when the agent has answered. Why is as in Started. Hopeless: the agents of other pods

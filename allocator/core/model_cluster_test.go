@@ -409,9 +409,9 @@ func (w *world) attempt(j *job, luck int) bool {
 		switch luck {
 		case refused:
 			w.failed[e.Sandbox.ID] = true
-			j.report = []Event{Started{ID: e.Sandbox.ID}}
+			j.report = []Event{Started{ID: e.Sandbox.ID, Incarnation: e.Sandbox.Incarnation}}
 		case lands, landsReportedLate:
-			j.report = []Event{Started{ID: e.Sandbox.ID, OK: true}}
+			j.report = []Event{Started{ID: e.Sandbox.ID, Incarnation: e.Sandbox.Incarnation, OK: true}}
 		default:
 			return false
 		}

@@ -331,6 +331,10 @@ func (w *world) judge(e Effect) {
 			t.Fatalf("%s is said to be asleep, durable is phase %d", e.Sandbox.ID, durable.Phase)
 		}
 		sleeps.Add(1)
+	case SandboxStopped:
+		if durable := w.disk.sandboxes[e.Sandbox.ID]; durable.Phase != Stopped {
+			t.Fatalf("%s is said to be stopped, durable is phase %d", e.Sandbox.ID, durable.Phase)
+		}
 	case SandboxAwake:
 		wakes.Add(1)
 		if e.Sandbox.Incarnation > 0 {

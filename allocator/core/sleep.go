@@ -35,6 +35,8 @@ func (c *Core) fallAsleep(ev Sleep) {
 	case closing && why != sandboxes.Called:
 		c.sandboxes.JoinSleep(sb, ev.Token)
 		return
+	case sb.Sleeps() && sb.Wakes() && (sb.Phase == Stopped || sb.Phase == Starting):
+		e.Why = "it is being woken" // which takes longer than a caller may take it for asleep
 	case sb.Sleeps():
 		e.Status = CallAsleep
 	case c.sandboxes.CannotSleep(sb) != "":

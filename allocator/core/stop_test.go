@@ -6,6 +6,8 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core/claims"
 	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/pods"
+	"github.com/berth-sandbox/berth/allocator/core/teams"
 )
 
 // archived answers the WriteArchive of a stop.
@@ -64,14 +66,14 @@ func TestStoppedSandboxRunsInAnotherPodUnderItsID(t *testing.T) {
 	none[SandboxCallAnswered](s) // no pod is warm
 	s.anotherPod(2)
 	configure := one[Configure](s)
-	if c := configure.Sandbox; c.ID != sb.ID || c.Pod == sb.Pod || c.IP != address(2) || c.Archive != "first" || c.Incarnation != 1 || c.Phase != Starting || !c.AsleepAt.IsZero() {
+	if c := configure.Sandbox; c.ID != sb.ID || c.Pod == sb.Pod || c.IP != address(2) || c.Archive != "first" || c.Incarnation != 1 || c.Phase != Starting || c.AsleepAt.IsZero() {
 		t.Fatalf("%+v", c)
 	}
 	none[StartSandbox](s)
 	s.step(PodGone{Key: sb.Pod}) // the former pod
 	s.step(Configured{ID: sb.ID, OK: true})
 	none[SendRoute](s)
-	s.step(Started{ID: one[StartSandbox](s).Sandbox.ID, OK: true})
+	s.step(Started{ID: sb.ID, Incarnation: one[StartSandbox](s).Sandbox.Incarnation, OK: true})
 	if r := one[SendRoute](s); r.Sandbox.IP != address(2) {
 		t.Errorf("%+v", r)
 	}
@@ -79,7 +81,7 @@ func TestStoppedSandboxRunsInAnotherPodUnderItsID(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	none[SandboxReady](s)
-	if got := s.view(sb.ID); got.Phase != Running || !got.EndAt.Equal(s.now.Wall.Add(time.Minute)) || !got.ClaimedAt.Equal(sb.ClaimedAt) {
+	if got := s.view(sb.ID); got.Phase != Running || !got.AsleepAt.IsZero() || !got.EndAt.Equal(s.now.Wall.Add(time.Minute)) || !got.ClaimedAt.Equal(sb.ClaimedAt) {
 		t.Errorf("it is %+v", got)
 	}
 
@@ -112,7 +114,7 @@ func TestFailedStopLeavesTheSandboxAsleep(t *testing.T) {
 	none[DeletePod](s)
 	s.pass(time.Minute)
 	s.archived("")
-	s.pass(9 * time.Second)
+	s.pass(19 * time.Second) // longer each time
 	none[WriteArchive](s)
 	s.pass(time.Second)
 	e := one[WriteArchive](s)
@@ -140,7 +142,7 @@ func TestRequestWakesAfterACalledStop(t *testing.T) {
 	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, OK: true, Archive: "x"})
 	s.anotherPod(2)
 	s.step(Configured{ID: one[Configure](s).Sandbox.ID, OK: true})
-	s.step(Started{ID: sb.ID, OK: true})
+	s.step(Started{ID: sb.ID, Incarnation: 1, OK: true})
 	one[SendRoute](s)
 
 	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
@@ -190,8 +192,13 @@ func TestFailedStartLeavesTheSandboxStopped(t *testing.T) {
 	wake(22)
 	s.anotherPod(6)
 	s.step(Configured{ID: sb.ID, OK: true})
-	pod := one[StartSandbox](s).Sandbox.Pod
-	s.step(Started{ID: sb.ID, Why: "500"})
+	start := one[StartSandbox](s).Sandbox
+	s.step(Started{ID: sb.ID, Incarnation: start.Incarnation - 1, OK: true}) // of an earlier pod
+	if got := s.view(sb.ID); got.Phase != Starting {
+		t.Errorf("it is %+v", got)
+	}
+	s.step(Started{ID: sb.ID, Incarnation: start.Incarnation, Why: "500"})
+	pod := start.Pod
 	if d := one[DeletePod](s); d.Pod != pod {
 		t.Errorf("%+v", d)
 	}
@@ -199,9 +206,8 @@ func TestFailedStartLeavesTheSandboxStopped(t *testing.T) {
 
 	wake(23)
 	s.anotherPod(7)
-	s.step(Release{Token: 24, Scope: everyTeam, ID: sb.ID, Reason: fact.ReasonKilled})
-	none[SandboxReleased](s) // which pod it has is not known to the next leader yet
-	s.step(Configured{ID: sb.ID, OK: true})
+	s.step(Release{Token: 24, Scope: everyTeam, ID: sb.ID, Reason: fact.ReasonKilled}) // it does not wait for the agent
+	one[SandboxStopped](s)
 	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonKilled {
 		t.Errorf("%+v", r)
 	}
@@ -307,4 +313,106 @@ func TestDeletedPoolEndsItsStoppedSandboxes(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	one[DropArchive](s)
+}
+
+// rising has a sandbox stopped, and a call that wakes it while no pod is warm.
+func rising(t *testing.T, key string) (*sim, Sandbox) {
+	t.Helper()
+	s := newSim(t)
+	pool := changed(idlePool(1), func(p *Pool) { p.Agent.Port, p.Sleep.WakeOnTraffic = 49983, true })
+	s.recover([]Pool{pool}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.AgentPort = 49983 })})
+	s.step(TeamLimits{teams.Settings{Default: teams.Limits{MaxSandboxes: 2}}})
+	s.step(Claim{Token: 1, Pool: poolA, Lifetime: time.Minute, Binding: Binding{IdempotencyKey: key, Team: "t"}})
+	s.step(Configured{ID: one[Configure](s).Sandbox.ID, OK: true})
+	sb := one[Claimed](s).Sandbox
+	s.asleep(sb.ID)
+	s.stopped(sb.ID, "x")
+	s.step(SetTimeout{Token: 20, Scope: everyTeam, ID: sb.ID, Lifetime: time.Minute, Wake: true})
+	none[SandboxCallAnswered](s)
+	return s, sb
+}
+
+// Invariant: P33
+func TestReleasedSandboxThatWaitsGetsNoPod(t *testing.T) {
+	s, sb := rising(t, "")
+	s.slow = true
+	s.step(Release{Token: 21, Scope: everyTeam, ID: sb.ID, Reason: fact.ReasonKilled})
+	s.anotherPod(2)
+	s.written()
+	one[SandboxReleased](s)
+	s.written()
+	none[Configure](s)
+	if p := s.core.pods.Get(key("b-next")); p.State() != pods.Warm {
+		t.Errorf("the pod is in state %d", p.State())
+	}
+}
+
+// The guard knows the pod that a sandbox is bound to, and callers learn of the one that it had.
+func TestWakingSandboxIsShownStopped(t *testing.T) {
+	s, sb := rising(t, "k")
+	s.anotherPod(2)
+	one[Configure](s)
+	s.step(Claim{Token: 2, Pool: poolA, Lifetime: time.Minute, Binding: Binding{IdempotencyKey: "k", Team: "t"}})
+	if c := one[Claimed](s); c.Sandbox.ID != sb.ID || c.Sandbox.Phase != Stopped {
+		t.Errorf("%+v", c)
+	}
+	s.step(ObjectGone{ID: sb.ID}) // it ends then, and does not wait for the agent
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonObjectDeleted {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestWakeOfAStoppedSandboxCostsItsTeamNothing(t *testing.T) {
+	s, sb := rising(t, "")
+	s.step(Claim{Token: 2, Pool: poolA, Lifetime: time.Minute, Binding: Binding{Team: "t"}, Wait: time.Second})
+	none[ClaimRefused](s)
+	s.pass(30 * time.Second)
+	s.step(SetTimeout{Token: 21, Scope: everyTeam, ID: sb.ID, Lifetime: time.Minute, Wake: true})
+	s.anotherPod(2)
+	if c := one[Configure](s); c.Sandbox.ID != sb.ID {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestRequestsDoNotRepeatAFailedStart(t *testing.T) {
+	s, sb := rising(t, "")
+	s.joinAndReport("q", 1)
+	s.anotherPod(2)
+	s.step(Configured{ID: sb.ID, OK: true})
+	start := one[StartSandbox](s).Sandbox
+	s.step(Started{ID: sb.ID, Incarnation: start.Incarnation, Why: "500"})
+	if got := s.view(sb.ID); got.Phase != Stopped || !got.Wakeable || got.AsleepAt.IsZero() || !got.EndAt.IsZero() {
+		t.Errorf("it is %+v", got)
+	}
+	ask := func() SendResolved {
+		s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true})
+		return one[SendResolved](s)
+	}
+	s.anotherPod(3)
+	if r := ask(); !r.Busy {
+		t.Errorf("%+v", r)
+	}
+	none[Configure](s)
+	s.pass(10 * time.Second)
+	if r := ask(); r.Busy {
+		t.Errorf("%+v", r)
+	}
+	one[Configure](s)
+}
+
+func TestOrphanedPoolKeepsItsStoppedSandboxes(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	s.asleep(sb.ID)
+	s.stopped(sb.ID, "x")
+	s.step(PoolSeen{Pool: changed(idlePool(1), func(p *Pool) { p.Agent.Port, p.Deleting, p.KeepSandboxes = 49983, true, true })})
+	s.step(PodGone{Key: sb.Pod})
+	s.step(PoolGone{Key: poolA})
+	s.pass(time.Second)
+	if got := s.view(sb.ID); got.Phase != Stopped {
+		t.Errorf("it is %+v", got)
+	}
+	s.step(SetTimeout{Token: 21, Scope: everyTeam, ID: sb.ID, Lifetime: time.Minute, Wake: true})
+	if a := one[SandboxCallAnswered](s); a.Status != CallRefused {
+		t.Errorf("%+v", a)
+	}
 }

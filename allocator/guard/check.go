@@ -172,7 +172,7 @@ func (g *Guard) checkFact(f core.Fact) []Violation {
 	_, retired := g.retired[pod]
 	what := ""
 	switch {
-	case sb != nil && sb.stopped && s.Incarnation > sb.incarnation && g.pods[pod] == nil && !retired:
+	case sb != nil && sb.stopped && !sb.ending && s.Incarnation > sb.incarnation && g.pods[pod] == nil && !retired:
 		g.bind(&s.Sandbox)
 	case sb != nil && s.Phase == core.Stopped && sb.sent:
 		what = "it is stopped, and routers may have its route"
@@ -189,6 +189,7 @@ func (g *Guard) checkFact(f core.Fact) []Violation {
 		g.bind(&s.Sandbox)
 	}
 	if what == "" {
+		g.sandboxes[s.ID].ending = s.Phase == core.Released
 		return nil
 	}
 	return g.violation(OneBinding, "sandbox "+sandboxid.Short(s.ID), what, s.Pool, sb)
@@ -284,6 +285,9 @@ func (g *Guard) checkSnapshot(e core.SendSnapshot) (instead core.Effect, all []V
 // known checks that the binding of a sandbox is durable. running: so is its start.
 func (g *Guard) known(s *core.Sandbox, running bool) (*sandbox, []Violation) {
 	sb := g.sandboxes[s.ID]
+	if s.Phase == core.Stopped && sb != nil && sb.former != nil && sb.former.pod == idOf(s.Pod) && sb.former.ip == s.IP {
+		return sb.former, nil // until it has its next pod it is what it was
+	}
 	if sb != nil && sb.durable && sb.pod == idOf(s.Pod) && sb.ip == s.IP && (sb.running || !running) {
 		return sb, nil
 	}

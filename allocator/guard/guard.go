@@ -43,7 +43,11 @@ type sandbox struct {
 	// have its route, because it was sent since it was asleep last.
 	stopped, sent bool
 	incarnation   int
-	fence         *fence // while released and not fenced
+	// ending: its release was handed to the writer. former is what it was until it was bound to its present pod; nil: it
+	// was not stopped.
+	ending bool
+	former *sandbox
+	fence  *fence // while released and not fenced
 }
 
 // fence is what the release of a sandbox waits for.
@@ -135,6 +139,7 @@ func (g *Guard) bind(s *core.Sandbox) *sandbox {
 	sb := &sandbox{id: s.ID, pod: idOf(s.Pod), ip: s.IP, pool: s.Pool, incarnation: s.Incarnation}
 	if before := g.sandboxes[s.ID]; before != nil { // it was stopped
 		delete(g.pods, before.pod)
+		before.former, sb.former = nil, before
 	}
 	g.sandboxes[s.ID], g.pods[sb.pod] = sb, sb
 	return sb

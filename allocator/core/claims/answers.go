@@ -43,7 +43,7 @@ func (t *Table) leftBy(pool *pools.Pool, team string) int {
 
 // usage counts from the tables what a team has.
 func (t *Table) usage(team string) teams.Request {
-	r := teams.Request{Team: team, Used: len(t.sandboxes.Live().Of(step.Selection{Scope: step.Scope{Team: team}})) + t.Asked(team)}
+	r := teams.Request{Team: team, Used: len(t.sandboxes.Live().Of(step.Selection{Scope: step.Scope{Team: team}})) + t.Asked(team) - t.revivalsOf(team)}
 	for _, line := range t.lines {
 		r.Waiting += line.CallersOf(team)
 	}

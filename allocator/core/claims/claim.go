@@ -241,6 +241,7 @@ func (t *Table) Serve(pool *pools.Pool) {
 	}
 	for cl := t.next(pool); cl != nil; cl = t.next(pool) {
 		switch p := pool.Next(); {
+		case t.dropDead(cl):
 		case p != nil && (cl.Request.values != nil || cl.Request.revives != nil) && p.Seen().AgentPort == 0: // of an older template
 			t.refuse(cl, step.NotConfigured)
 		case p != nil:
@@ -398,8 +399,9 @@ func (t *Table) cancel(cl *Claim) {
 // for it count for its team: see leftBy.
 func (t *Table) dropped(cl *Claim) {
 	req := &cl.Request
-	at := share{req.pool.Key, req.binding.Team}
-	t.left[at] = leftover{min(t.left[at].pods+req.count, req.pool.MaxSpare()), t.Now.Boot + 2*demand.Spare}
+	if at := (share{req.pool.Key, req.binding.Team}); req.revives == nil {
+		t.left[at] = leftover{min(t.left[at].pods+req.count, req.pool.MaxSpare()), t.Now.Boot + 2*demand.Spare}
+	}
 	t.pods.Return(t.callOff(cl)...)
 	req.pool.Touch()
 }

@@ -215,7 +215,7 @@ func (m *model) configured(ok bool) {
 // hook has the hook of a sandbox answer.
 func (m *model) hook(ok bool) {
 	id := m.some(func(s *sandbox) bool { return s.is(granted) && m.sandboxes.Get(s.ID).Phase == fact.Starting })
-	m.sandboxes.HookDone(id, ok, "")
+	m.sandboxes.HookDone(id, 0, ok, "")
 }
 
 // fence completes the fence of a released sandbox, and deletes its pod.

@@ -65,8 +65,8 @@ func (t *Table) notRevived(sb *sandboxes.Sandbox, e step.ClaimRefused) {
 		status, why = step.CallRefused, "its pool does not exist, or is being deleted"
 	case step.NotConfigured, step.NotAccepted:
 		status, why = step.CallRefused, cmp.Or(e.Problem, "no pod of its pool could be configured")
-	case step.Ending:
-		why = "this allocator is about to end"
+	case step.Ending: // its callers go to the next leader
+		return
 	case step.Overloaded, step.LineFull:
 		why = "too many claims wait"
 	case step.OverLimit:
@@ -112,6 +112,14 @@ func (t *Table) revive(cl *Claim) {
 	t.sandboxes.Revive(sb, bound, req.boundAt)
 }
 
+// Doomed notes that a stopped sandbox is to end, to which a claim has given a pod. It does not wait for the agent.
+func (t *Table) Doomed(sb *sandboxes.Sandbox) {
+	if cl := t.configuring[sb.ID]; cl != nil && cl.Request.revives == sb {
+		delete(t.configuring, sb.ID)
+		t.revive(cl)
+	}
+}
+
 // forgetRevival drops the claim of a stopped sandbox. Its caller hears nothing.
 func (t *Table) forgetRevival(cl *Claim) {
 	for _, x := range t.Drop(cl) {
@@ -119,14 +127,33 @@ func (t *Table) forgetRevival(cl *Claim) {
 	}
 }
 
+// dropDead drops the claim of a stopped sandbox that ends. It reports whether it has done that.
+func (t *Table) dropDead(cl *Claim) bool {
+	sb := cl.Request.revives
+	if sb == nil || sb.Lives() {
+		return false
+	}
+	t.forgetRevival(cl)
+	return true
+}
+
 // dropRevival drops the claim of a sandbox that was released while it was stopped.
 func (t *Table) dropRevival(sb *sandboxes.Sandbox) {
 	for _, cl := range t.revivals {
 		if cl.Request.revives == sb {
-			t.forgetRevival(cl)
-			t.pods.Return(t.callOff(cl)...)
+			t.dropDead(cl)
 			cl.Request.pool.Touch()
 			return
 		}
 	}
+}
+
+// revivalsOf is how many claims are for stopped sandboxes of a team. These sandboxes count already.
+func (t *Table) revivalsOf(team string) (n int) {
+	for _, cl := range t.revivals {
+		if cl.Request.binding.Team == team {
+			n++
+		}
+	}
+	return n
 }

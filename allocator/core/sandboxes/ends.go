@@ -80,6 +80,8 @@ func (t *Table) EndOf(g *pods.Group) {
 		for _, p := range g.Sorted(pods.Bound, pods.Claimed) {
 			t.End(t.byPod[p.Key()], Serving, fact.Because(fact.ReasonPoolDeleted))
 		}
+	}
+	if g.Deleting && !g.KeepSandboxes {
 		for _, sb := range slices.Clone(t.live.Of(step.Selection{Scope: step.Scope{All: true}, Pool: g.Key})) {
 			if sb.Phase == fact.Stopped {
 				t.End(sb, Serving, fact.Because(fact.ReasonPoolDeleted))

@@ -68,10 +68,10 @@ func (t *Table) markRunning(sb *Sandbox, usedAt time.Duration, kind activity.Kin
 	t.schedule(sb)
 }
 
-// HookDone acts on the outcome of the postStart hook.
-func (t *Table) HookDone(id string, ok bool, why string) {
+// HookDone acts on the outcome of the postStart hook for an incarnation of a sandbox.
+func (t *Table) HookDone(id string, incarnation int, ok bool, why string) {
 	sb := t.byID[id]
-	if sb == nil || sb.Phase != fact.Starting || sb.readying || sb.sleep != nil && sb.sleep.pending != 0 {
+	if sb == nil || sb.Incarnation != incarnation || sb.Phase != fact.Starting || sb.readying || sb.sleep != nil && sb.sleep.pending != 0 {
 		return
 	}
 	if !ok {

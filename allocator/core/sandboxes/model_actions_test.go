@@ -52,7 +52,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 			default:
 				m.end(s, sandboxes.Serving, fact.Because(fact.ReasonStartFailed))
 			}
-			m.table.HookDone(s.id, ok, "")
+			m.table.HookDone(s.id, 0, ok, "")
 		}),
 		"pod": m.act(func() {
 			seen := m.seen[here().Pod]

@@ -16,6 +16,8 @@ type (
 	Turned struct{ Sandbox *Sandbox }
 	// Rising: a sandbox that is stopped is to run again. It needs a pod.
 	Rising struct{ Sandbox *Sandbox }
+	// Doomed: a sandbox that is stopped is to end, and a claim has bound it to a pod.
+	Doomed struct{ Sandbox *Sandbox }
 	// Released: the release of a sandbox is durable.
 	Released struct{ Sandbox *Sandbox }
 )
@@ -25,5 +27,6 @@ func (Routed) notice()   {}
 func (Released) notice() {}
 func (Turned) notice()   {}
 func (Rising) notice()   {}
+func (Doomed) notice()   {}
 func (Closed) notice()   {}
 func (Tired) notice()    {}

@@ -160,7 +160,7 @@ func (sb *Sandbox) next() fact.Sandbox {
 	next.EndAt = sb.nextEnd
 	switch {
 	case sb.readying:
-		next.Phase = fact.Running
+		next.Phase, next.AsleepAt, next.Wakeable = fact.Running, time.Time{}, false
 	case sb.sleep != nil && sb.sleep.pending != 0:
 		next.Phase = sb.sleep.pending
 	}

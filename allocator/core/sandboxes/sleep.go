@@ -49,7 +49,8 @@ type sleep struct {
 	// stopped, and a claim for its next pod was made. rebinding: the claim has a pod, and its fact is not withdrawn.
 	stop, rising, rebinding bool
 	stoppers                []uint64
-	asleepAt                time.Time // until it runs: when it fell asleep
+	// tries is how often an archive for its stop, or a start after that, has failed.
+	tries int
 	// failed says why it did not fall asleep.
 	failed string
 	// archive is the one that is written of its files, or is to be; nil: none is.
@@ -328,6 +329,9 @@ func (t *Table) Wake(sb *Sandbox, end time.Time) {
 
 // WakeForRequest is Wake for a request, unless there is no place for it. To open a sandbox that closes takes none.
 func (t *Table) WakeForRequest(sb *Sandbox) bool {
+	if sb.Phase == fact.Stopped && t.Now.Boot < sb.notBefore {
+		return false
+	}
 	why, closing := sb.Closing()
 	opens := closing && why == WhenIdle
 	if !opens && !t.places.take(sb.Team) {

@@ -72,11 +72,11 @@ func (t *Table) stopArchived(sb *Sandbox, ok bool, why, name string) {
 	s := sb.sleep
 	s.archive = nil
 	switch {
-	case s.pending != 0: // it wakes
+	case sb.Phase != fact.Asleep || s.pending != 0: // it wakes
 		return
 	case !ok:
 		s.stop = false
-		sb.notBefore = t.Now.Boot + tryAgain
+		t.backOff(sb)
 		t.answer(s.stoppers, step.CallRefused, sb, why)
 		s.stoppers = nil
 		t.goesOn(sb)
@@ -93,6 +93,12 @@ func (t *Table) stopArchived(sb *Sandbox, ok bool, why, name string) {
 	})
 }
 
+// backOff has a sandbox not try again for a while, and each time for longer, at most for an hour. Calls need not wait.
+func (t *Table) backOff(sb *Sandbox) {
+	sb.notBefore = t.Now.Boot + min(tryAgain<<min(sb.sleep.tries, 10), time.Hour)
+	sb.sleep.tries++
+}
+
 // commitStop commits that a sandbox is stopped, which has or had the pod of the fact. No router has a route to it. then
 // runs when that is durable.
 func (t *Table) commitStop(sb *Sandbox, f *fact.SandboxFact, then func()) {
@@ -101,7 +107,9 @@ func (t *Table) commitStop(sb *Sandbox, f *fact.SandboxFact, then func()) {
 		sb.sleep.pending, sb.sleep.rebinding = 0, false
 		delete(t.byPod, sb.Pod)
 		t.take(sb, &f.Sandbox)
-		sb.stopped, sb.asking, sb.ungranted = true, false, 0
+		sb.stopped, sb.asking, sb.ungranted, sb.stopAt = true, false, 0, 0
+		sb.setTimes(t.Now)
+		t.Emit(step.SandboxStopped{Sandbox: sb.Sandbox})
 		t.pods.Fenced(sb.ID)
 		if p := t.pods.Get(sb.Pod); p != nil {
 			t.pods.Release(p)
@@ -135,7 +143,7 @@ func (t *Table) Rebind(sb *Sandbox, p *pods.Pod, start Start) *fact.SandboxFact 
 	f.Pod, f.IP, f.Agent, f.Workload = p.Key(), seen.IP, start.Agent, seen.Workload
 	f.DefaultPort, f.Ports, f.Restarts = start.DefaultPort, start.Ports, seen.Restarts
 	f.Phase, f.StartedAt, f.StartBy = fact.Starting, time.Time{}, start.By
-	f.EndAt, f.AsleepAt, f.Wakeable = sb.sleep.end, time.Time{}, false
+	f.EndAt = sb.sleep.end
 	return f
 }
 
@@ -149,6 +157,9 @@ type Start struct {
 
 // Unbound notes that the fact of Rebind was withdrawn.
 func (t *Table) Unbound(sb *Sandbox) {
+	if sb.sleep == nil {
+		return
+	}
 	if sb.sleep.rebinding = false; sb.doomed != nil {
 		doomed := sb.doomed
 		sb.doomed = nil
@@ -159,7 +170,7 @@ func (t *Table) Unbound(sb *Sandbox) {
 // Revive gives a stopped sandbox the pod to which it was bound, and has it start.
 func (t *Table) Revive(sb, bound *Sandbox, boundAt step.Instant) {
 	s := sb.sleep
-	s.rebinding, s.rising, s.asleepAt = false, false, sb.AsleepAt
+	s.rebinding, s.rising = false, false
 	delete(t.byPod, sb.Pod)
 	t.take(sb, &bound.Sandbox)
 	sb.stopped, sb.stopAt = false, 0
@@ -176,10 +187,12 @@ func (t *Table) Revive(sb, bound *Sandbox, boundAt step.Instant) {
 // revived notes that a sandbox runs that was stopped.
 func (t *Table) revived(sb *Sandbox) {
 	s := t.awake(sb)
-	awake := step.SandboxAwake{Sandbox: sb.Sandbox, Took: t.Now.Boot - s.since}
-	if !s.asleepAt.IsZero() {
-		awake.Slept = max(0, t.Now.Wall.Sub(s.asleepAt))
+	awake := step.SandboxAwake{Took: t.Now.Boot - s.since}
+	if !sb.AsleepAt.IsZero() {
+		awake.Slept = max(0, t.Now.Wall.Sub(sb.AsleepAt))
 	}
+	sb.AsleepAt, sb.Wakeable = time.Time{}, false
+	awake.Sandbox = sb.Sandbox
 	t.markRunning(sb, t.Now.Boot, activity.Claim)
 	t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
 	t.Notify(Routed{sb})
@@ -202,6 +215,9 @@ func (t *Table) Unrevive(sb, bound *Sandbox, then func()) {
 // NotRevived gives up to wake a stopped sandbox, and says why. CallNotReady: it may have a pod later.
 func (t *Table) NotRevived(sb *Sandbox, status step.CallStatus, why string) {
 	s := sb.sleep
+	if status == step.CallRefused {
+		t.backOff(sb)
+	}
 	if s.wake, s.rising = false, false; s.place {
 		s.place = false
 		t.places.giveBack(sb.Team)
@@ -227,6 +243,7 @@ func (t *Table) defers(sb *Sandbox, cause fact.Cause) bool {
 	}
 	if sb.doomed == nil && !slices.Contains(startReasons, cause.Reason) {
 		sb.doomed = &cause
+		t.Notify(Doomed{sb})
 	}
 	return true
 }
@@ -238,7 +255,7 @@ func (t *Table) fallsBack(sb *Sandbox, cause fact.Cause) bool {
 		return false
 	}
 	f := &fact.SandboxFact{Sandbox: sb.next()}
-	f.AsleepAt, f.StartedAt = t.Now.Wall, time.Time{}
+	f.EndAt, f.StartBy = time.Time{}, time.Time{}
 	t.commitStop(sb, f, func() { t.NotRevived(sb, step.CallRefused, cmp.Or(cause.Message, cause.Reason)) })
 	return true
 }

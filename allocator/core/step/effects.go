@@ -290,6 +290,8 @@ type (
 		Sandbox     fact.Sandbox
 		Slept, Took time.Duration
 	}
+	// SandboxStopped: the sandbox is stopped, or is so again. What was under way in its pod is over.
+	SandboxStopped struct{ Sandbox fact.Sandbox }
 	// SandboxReleased: the sandbox has been released, and its pod is not reused or deleted yet. It comes
 	// once for each sandbox. Late is how long after its end or its idle timeout the release was durable; 0: neither was
 	// the reason.
@@ -388,6 +390,7 @@ func (DropArchive) effect()         {}
 func (SendClose) effect()           {}
 func (SandboxAsleep) effect()       {}
 func (SandboxAwake) effect()        {}
+func (SandboxStopped) effect()      {}
 func (Configure) effect()           {}
 func (SandboxCreated) effect()      {}
 func (SandboxReady) effect()        {}
