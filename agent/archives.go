@@ -194,7 +194,7 @@ func (a *Agent) read(w http.ResponseWriter, r *http.Request, o *initbox.FilesOrd
 		if err != nil {
 			return sum, nil, err
 		}
-		was = &earlier{c, options.Paths}
+		was = &earlier{restored: c}
 	}
 	if sum, err = archive.Restore(ctx, stream, options); err != nil {
 		return sum, nil, err
@@ -202,6 +202,9 @@ func (a *Agent) read(w http.ResponseWriter, r *http.Request, o *initbox.FilesOrd
 	if got := hex.EncodeToString(from.hash.Sum(nil)); from.n != o.Size || !strings.EqualFold(got, o.SHA256) {
 		return sum, nil, fmt.Errorf("%w: %d bytes with the hash %s, and not %d with %s",
 			archive.ErrCorrupt, from.n, got, o.Size, o.SHA256)
+	}
+	if was != nil {
+		was.paths = sum.Paths // those of the order may have become more since
 	}
 	return sum, was, nil
 }

@@ -100,6 +100,26 @@ func TestStoppedSandboxWakesWithItsConfiguration(t *testing.T) {
 }
 
 // Invariant: P31
+func TestWidenedPathsKeepTheFilesOfTheClaim(t *testing.T) {
+	t.Parallel()
+	dir, added := tree(t, "archived"), tree(t, "of the image")
+	before := brought(dir)
+	before.Files = append(before.Files, initbox.File{Path: filepath.Join(added, "brought"), Data: []byte("claimed")})
+	stream := stopped(t, 1, before, dir)
+
+	// The pool archives another directory by now, which was not archived at the stop.
+	h := newHarness(t)
+	status, body := h.restore(wakeOf(1, stream, dir, added), stream)
+	require.Equal(t, http.StatusOK, status, body)
+	h.configure(woken())
+	require.Equal(t, map[string]string{
+		"/etc/outside": canary, dir + "side": "beside", filepath.Join(added, "brought"): "claimed",
+	}, h.written)
+	requireFile(t, dir, "archived")
+	requireFile(t, added, "of the image")
+}
+
+// Invariant: P31
 func TestAgentWithoutTheEarlierConfigurationIsNotConfigured(t *testing.T) {
 	t.Parallel()
 	dir := tree(t, "archived")

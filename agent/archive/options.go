@@ -120,6 +120,8 @@ type LeftOut struct {
 
 // Summary is what was archived or restored. After an error it is what had been until then.
 type Summary struct {
+	// Paths are those of the archive. They may be fewer than the Options of a Restore allow.
+	Paths []string
 	// Entries is the number of files, directories, links and FIFOs.
 	Entries int
 	// Bytes is the length of all contents without holes.

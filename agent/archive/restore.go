@@ -155,6 +155,7 @@ func (s *restorer) begin(paths []string) error {
 			return fmt.Errorf("%w: the archive has %.300q, which is not in archive.Options.Paths", ErrNotAllowed, p)
 		}
 	}
+	s.Paths = paths
 	for _, p := range paths {
 		t := &top{name: p[1:]}
 		parent, err := openParent(p, false)

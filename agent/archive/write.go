@@ -84,6 +84,7 @@ func (a *writer) explain(err error) error {
 }
 
 func (a *writer) all() error {
+	a.Paths = a.o.Paths
 	if err := a.tar.WriteHeader(head(a.o.Paths)); err != nil {
 		return err
 	}
