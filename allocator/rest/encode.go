@@ -103,7 +103,10 @@ func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
 	shown.PodName, _ = podOf(&s)
 	shown.Phase = cmp.Or(sandboxPhases[s.Phase], openapi.SandboxPhaseRunning)
 	if isPaused(&s) {
-		shown.State = openapi.SandboxStatePaused
+		shown.State, shown.PauseMode = openapi.SandboxStatePaused, openapi.Full
+		if s.Phase == core.Stopped {
+			shown.PauseMode = openapi.Filesystem
+		}
 	}
 	shown.AsleepAt, shown.StopAfter = optional(s.AsleepAt), seconds(s.Sleep.StopAfter)
 	if s.Agent.Port != 0 {

@@ -79,6 +79,7 @@ func TestStoppedSandboxShowsAndUsesNoPod(t *testing.T) {
 	}
 	shown := bodyAs[openapi.Sandbox](t, call(handler(t, f), "GET", "/sandboxes/k3x9", "").Body)
 	require.Equal(t, openapi.SandboxStatePaused, shown.State)
+	require.Equal(t, openapi.Filesystem, shown.PauseMode)
 	require.Equal(t, openapi.SandboxPhaseStopped, shown.Phase)
 	require.EqualValues(t, 90, shown.StopAfter)
 	route := bodyAs[openapi.RouteExplanation](t, call(handler(t, f), "GET", "/v1/sandboxes/k3x9/route", "").Body)
@@ -183,6 +184,7 @@ func TestOnlyConnectAndResumeWakeASandbox(t *testing.T) {
 	var shown openapi.Sandbox
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &shown))
 	require.Equal(t, openapi.SandboxStatePaused, shown.State)
+	require.Equal(t, openapi.Full, shown.PauseMode)
 	require.Equal(t, openapi.SandboxPhaseAsleep, shown.Phase)
 	require.Equal(t, asleep.AsleepAt.Unix(), shown.AsleepAt.Unix())
 	require.Equal(t, &openapi.SandboxLifecycle{OnTimeout: openapi.Kill}, shown.Lifecycle)

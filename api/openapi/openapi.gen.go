@@ -335,6 +335,24 @@ func (e RouterOfRouteState) Valid() bool {
 	}
 }
 
+// Defines values for SandboxPauseMode.
+const (
+	Filesystem SandboxPauseMode = "filesystem"
+	Full       SandboxPauseMode = "full"
+)
+
+// Valid indicates whether the value is a known member of the SandboxPauseMode enum.
+func (e SandboxPauseMode) Valid() bool {
+	switch e {
+	case Filesystem:
+		return true
+	case Full:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for SandboxPhase.
 const (
 	SandboxPhaseAsleep        SandboxPhase = "asleep"
@@ -1596,6 +1614,9 @@ type Sandbox struct {
 	// Network Absent for a public sandbox without the other two.
 	Network *SandboxNetwork `json:"network,omitempty"`
 
+	// PauseMode What a sandbox that is paused has kept: everything, or its files alone if it is stopped. Absent if it is not paused.
+	PauseMode SandboxPauseMode `json:"pauseMode,omitempty"`
+
 	// Phase Requests for a sandbox that is starting are held until its PostStart hook has succeeded.
 	Phase SandboxPhase `json:"phase"`
 
@@ -1622,6 +1643,9 @@ type Sandbox struct {
 	URL  string `json:"url"`
 	User string `json:"user,omitempty"`
 }
+
+// SandboxPauseMode What a sandbox that is paused has kept: everything, or its files alone if it is stopped. Absent if it is not paused.
+type SandboxPauseMode string
 
 // SandboxPhase Requests for a sandbox that is starting are held until its PostStart hook has succeeded.
 type SandboxPhase string
