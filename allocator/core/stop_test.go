@@ -400,6 +400,32 @@ func TestRequestsDoNotRepeatAFailedStart(t *testing.T) {
 	one[Configure](s)
 }
 
+func TestClockStepDoesNotEndAStoppedSandbox(t *testing.T) {
+	s := newSim(t)
+	pool := changed(idlePool(1), func(p *Pool) { p.Agent.Port, p.MaxLifetime, p.IdleTimeout = 49983, time.Hour, 0 })
+	s.recover([]Pool{pool}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.AgentPort = 49983 })})
+	s.step(Claim{Token: 1, Pool: poolA, Lifetime: time.Minute})
+	s.step(Configured{ID: one[Configure](s).Sandbox.ID, OK: true})
+	sb := one[Claimed](s).Sandbox
+	s.asleep(sb.ID)
+	s.now.Wall = s.now.Wall.Add(2 * time.Hour)
+	s.stopped(sb.ID, "x")
+	s.pass(time.Minute)
+	s.now.Wall = s.now.Wall.Add(2 * time.Hour)
+	s.anotherPod(2)
+	s.step(SetTimeout{Token: 20, Scope: everyTeam, ID: sb.ID, Lifetime: 10 * time.Minute, Wake: true})
+	s.step(Configured{ID: one[Configure](s).Sandbox.ID, OK: true})
+	s.step(Started{ID: sb.ID, Incarnation: 1, OK: true})
+	s.pass(9 * time.Minute)
+	if got := s.view(sb.ID); got.Phase != Running {
+		t.Errorf("it is %+v", got)
+	}
+	s.pass(time.Minute)
+	if r := one[SandboxReleased](s); r.Sandbox.Reason != fact.ReasonEndTime {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestOrphanedPoolKeepsItsStoppedSandboxes(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{})
 	s.asleep(sb.ID)

@@ -108,7 +108,7 @@ func (t *Table) commitStop(sb *Sandbox, f *fact.SandboxFact, then func()) {
 		delete(t.byPod, sb.Pod)
 		t.take(sb, &f.Sandbox)
 		sb.stopped, sb.asking, sb.ungranted, sb.stopAt = true, false, 0, 0
-		sb.setTimes(t.Now)
+		sb.endAt, sb.nextEnd, sb.nextEndAt, sb.startBy = 0, time.Time{}, 0, 0
 		t.Emit(step.SandboxStopped{Sandbox: sb.Sandbox})
 		t.pods.Fenced(sb.ID)
 		if p := t.pods.Get(sb.Pod); p != nil {
@@ -177,7 +177,9 @@ func (t *Table) Revive(sb, bound *Sandbox, boundAt step.Instant) {
 	if p := t.pods.Get(sb.Pod); p != nil {
 		t.pods.Grant(p)
 	}
+	lifetimeEnd := sb.lifetimeEnd // the wall clock may have had a step since it was set
 	sb.setTimes(boundAt)
+	sb.endAt, sb.nextEndAt, sb.lifetimeEnd = s.endAt, s.endAt, lifetimeEnd
 	t.schedule(sb)
 	t.Emit(step.LabelPod{Pod: sb.Pod, Pool: sb.Pool.Name, ID: sb.ID})
 	t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
