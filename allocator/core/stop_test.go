@@ -128,6 +128,25 @@ func TestFailedStopLeavesTheSandboxAsleep(t *testing.T) {
 	}
 }
 
+func TestFewCallersWaitForOneStop(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	s.asleep(sb.ID)
+	const most = 1000
+	for i := range most + 1 {
+		s.step(Sleep{Token: uint64(100 + i), Scope: everyTeam, ID: sb.ID, Stop: true})
+		if i == 0 {
+			one[WriteArchive](s)
+		}
+	}
+	if a := one[SandboxCallAnswered](s); a.Token != 100+most || a.Status != CallAsleep {
+		t.Errorf("%+v", a)
+	}
+	s.step(ArchiveWritten{ID: sb.ID, Order: s.view(sb.ID).Revision, OK: true, Archive: "x"})
+	if n := len(of[SandboxCallAnswered](s.effects)); n != most {
+		t.Errorf("%d are answered", n)
+	}
+}
+
 // A called stop completes, as a called sleep does. One that was not called for ends with a wake.
 func TestRequestWakesAfterACalledStop(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{WakeOnTraffic: true, StopAfter: 20 * time.Second}, "q")

@@ -117,7 +117,7 @@ type SandboxSpec struct {
 	// +listType=set
 	HTTPSPorts []int32 `json:"httpsPorts,omitempty"`
 	// agentPort is the port of the agent in the pod; absent: there is none. agentPublic: requests to it
-	// need no token. What the claim gave to the agent is written nowhere.
+	// need no token. What the claim gave to the agent is not in here.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	// +optional

@@ -17,7 +17,7 @@ const (
 	freezeTries = 3
 	// tryAgain is the pause before a sandbox that has come to its end tries to fall asleep again.
 	tryAgain = 10 * time.Second
-	// maxWakers bounds the callers that wait for one sandbox to wake. Some may be gone, and each can have a fact written.
+	// maxWakers bounds the callers that wait for one sandbox to wake, and those that wait for it to be stopped. Some may be gone, and each can have a fact written.
 	maxWakers = 1000
 )
 
@@ -58,7 +58,7 @@ type sleep struct {
 }
 
 // archive is an archive of the files of a sandbox. token is that of its caller, 0 if it is one of a stop, and why says why
-// there is none. order is the revision of the sandbox that sleeps for it.
+// there is none. order is the revision that the sandbox had, if it is one of a stop.
 type archive struct {
 	token   uint64
 	order   fact.Revision
@@ -139,7 +139,7 @@ func (t *Table) JoinSleep(sb *Sandbox, token uint64) {
 // Archive has the files of a sandbox archived. One that is asleep sleeps on. Another one can sleep: it does that for as
 // long as the archive is written. The token is answered then.
 func (t *Table) Archive(sb *Sandbox, token uint64, values step.Values) {
-	a := &archive{token: token, values: values, order: sb.Revision}
+	a := &archive{token: token, values: values}
 	if sb.Phase == fact.Asleep {
 		sb.sleep.archive = a
 		t.Emit(step.WriteArchive{Token: token, Sandbox: sb.Sandbox, Values: values})

@@ -36,9 +36,10 @@ func (t *Table) Cordoned(node string) {
 	}
 }
 
-// CanStop reports whether a sandbox sleeps and can be stopped, or is about to be.
+// CanStop reports whether a sandbox sleeps and can be stopped, or is about to be, and another caller may wait for that.
 func (sb *Sandbox) CanStop() bool {
-	return sb.sleep != nil && sb.Phase >= fact.Running && sb.Phase < fact.Waking && sb.sleep.pending != fact.Waking && !sb.Archived()
+	return sb.sleep != nil && sb.Phase >= fact.Running && sb.Phase < fact.Waking && sb.sleep.pending != fact.Waking && !sb.Archived() &&
+		len(sb.sleep.stoppers) < maxWakers
 }
 
 // Stop has a sandbox that sleeps stopped as soon as it is asleep and no archive of it is being written. A token other
@@ -117,13 +118,17 @@ func (t *Table) commitStop(sb *Sandbox, f *fact.SandboxFact, then func()) {
 		}
 		t.Emit(step.WriteObject{Sandbox: sb.Sandbox})
 		then()
-		if doomed := sb.doomed; doomed != nil {
-			sb.doomed = nil
-			t.End(sb, Serving, *doomed)
-			return
-		}
+		t.endDoomed(sb)
 		t.goesOn(sb)
 	})
+}
+
+// endDoomed ends a sandbox that could not end before: see defers.
+func (t *Table) endDoomed(sb *Sandbox) {
+	if doomed := sb.doomed; doomed != nil {
+		sb.doomed = nil
+		t.End(sb, Serving, *doomed)
+	}
 }
 
 // take gives a sandbox a state, and the pod of that.
@@ -157,13 +162,9 @@ type Start struct {
 
 // Unbound notes that the fact of Rebind was withdrawn.
 func (t *Table) Unbound(sb *Sandbox) {
-	if sb.sleep == nil {
-		return
-	}
-	if sb.sleep.rebinding = false; sb.doomed != nil {
-		doomed := sb.doomed
-		sb.doomed = nil
-		t.End(sb, Serving, *doomed)
+	if sb.sleep != nil {
+		sb.sleep.rebinding = false
+		t.endDoomed(sb)
 	}
 }
 
