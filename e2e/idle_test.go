@@ -271,10 +271,11 @@ func TestRunningCommandKeepsTheSandboxOfAPool(t *testing.T) {
 			p.MaxLifetimeSeconds = &longest
 		})
 	}
-	kept, _ := e.claimOf(pool(v1alpha1.BusyCommands), `"idleTimeout":5`)
-	reaped, _ := e.claimOf(pool(v1alpha1.BusyNone), `"idleTimeout":5`)
+	commands, none := pool(v1alpha1.BusyCommands), pool(v1alpha1.BusyNone)
+	kept, _ := e.claimOf(commands, `"idleTimeout":5`)
 	pid, leave := e.runs(kept, "sleep 3600")
 	leave()
+	reaped, _ := e.claimOf(none, `"idleTimeout":5`)
 	used := time.Now()
 	_, leave = e.runs(reaped, "sleep 3600")
 	leave()

@@ -137,7 +137,7 @@ func (w *world) judgeServable(s Sandbox) {
 
 func (w *world) sleepCall() {
 	token, id := w.token(), w.anyID()
-	w.kept[token] = keptCall{id: id, sleeps: true}
+	w.kept[token], w.slept[id] = keptCall{id: id, sleeps: true}, token
 	w.step(Sleep{Token: token, Scope: everyTeam, ID: id})
 }
 
@@ -146,7 +146,7 @@ func (w *world) stopCall() {
 	if ids := w.sleepers(); len(ids) > 0 && w.draw(2) == 0 {
 		id = ids[w.draw(len(ids))]
 	}
-	w.kept[token] = keptCall{id: id, sleeps: true, stops: true}
+	w.kept[token], w.slept[id] = keptCall{id: id, sleeps: true, stops: true}, token
 	w.step(Sleep{Token: token, Scope: everyTeam, ID: id, Stop: true})
 }
 
@@ -199,6 +199,7 @@ func (w *world) judgeSleepCall(call keptCall, e SandboxCallAnswered) {
 	case call.stops && e.Status == CallOK:
 	case call.sleeps && e.Status == CallOK && durable != Stopped && durable != Asleep && durable != Waking && durable != Released:
 		w.t.Fatalf("%s is said to be asleep, durable is phase %d", call.id, durable)
+	case !call.sleeps && e.Status == CallOK && w.slept[call.id] > e.Token: // was called before this answer, and may come after it
 	case !call.sleeps && e.Status == CallOK && (durable == FallingAsleep || durable == Asleep || durable == Stopped):
 		w.t.Fatalf("%s is said to run, durable is phase %d", call.id, durable)
 	case e.Status == CallRefused && w.podOf(call.id).AgentPort != 0 && e.Why == "":

@@ -62,7 +62,7 @@ var profiles = []profile{
 	}},
 	{name: "sleep and trouble", only: true, often: []string{
 		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work",
-		"sleep", "sleep", "stop", "stop", "wake", "wake", "archive", "request for a sleeper", "request for a sleeper", "write", "write", "write well", "write well", "journal", "journal well",
+		"sleep", "sleep", "stop", "stop", "wake", "wake", "wake", "wake", "wake", "wake", "archive", "request for a sleeper", "request for a sleeper", "write", "write", "write well", "write well", "journal", "journal well",
 		"to router", "from router", "router acks", "router looks", "router pings", "router joins", "router breaks off", "router dies", "dead router found", "a request ends", "release",
 		"time passes", "time passes", "a moment passes", "a moment passes", "long time passes", "leader changes", "old leader works", "pod restarts", "stray",
 	}},
