@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -147,15 +148,17 @@ func TestPodWithoutItsLabelKeepsItsSandbox(t *testing.T) {
 		require.NoError(t, err)
 	}
 	e.eventually(func() error {
-		if found := e.pods(nil); len(found) != 2 {
-			return fmt.Errorf("%d pods have the label", len(found))
+		// On a busy machine the warm pod may miss a probe, and the pool makes another one.
+		var found []string
+		for _, p := range e.pods(nil) {
+			found = append(found, p.Name)
+		}
+		if !slices.Contains(found, s.PodName) || !slices.Contains(found, idle) {
+			return fmt.Errorf("%v have the label", found)
 		}
 		return nil
 	})
 	e.reaches(client, s)
-	for _, p := range e.pods(nil) {
-		require.Contains(t, []string{s.PodName, idle}, p.Name, "it was replaced")
-	}
 	e.release(s.SandboxID)
 	e.eventually(func() error {
 		p, err := pods.Get(t.Context(), s.PodName, metav1.GetOptions{})
