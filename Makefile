@@ -225,10 +225,10 @@ bench-fence: ground
 bench-agent: ground
 	go test ./bench -run '^$$' -bench 'Agent' -benchtime 1x -timeout 40m -v
 
-## bench-sleep: what a request that wakes its sandbox costs against one to the same sandbox awake, one after the other and 50 at once
+## bench-sleep: what a request that wakes its sandbox costs against one to the same sandbox awake, one after the other and 50 at once; what stops and the wakes after them cost
 .PHONY: bench-sleep
 bench-sleep: ground
-	go test ./bench -run '^$$' -bench 'Sleep' -benchtime 1x -timeout 20m -v
+	go test ./bench -run '^$$' -bench 'Sleep|Stop' -benchtime 1x -timeout 20m -v
 
 ## bench-computesdk: the time from a create to the end of a first command as ComputeSDK's benchmark takes it: one after the other, staggered, and 100 at once
 .PHONY: bench-computesdk

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/sandboxobjects"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/internal/wait"
@@ -122,7 +123,7 @@ func repairs(before, after picture, l listing, now time.Time) (all []repair) {
 		switch {
 		case !known && !wasKnown && p.Pool != "" && now.Sub(p.CreatedAt) > auditAge:
 			all = append(all, repair{"a pod exists", p.Key.Name, core.PodSeen{Pod: p}})
-		case known && wasKnown && before.pods[key] == after.pods[key] && older(after.pods[key], p.Version):
+		case known && wasKnown && before.pods[key] == after.pods[key] && kube.Older(after.pods[key], p.Version):
 			all = append(all, repair{"a pod has changed", p.Key.Name, core.PodSeen{Pod: p}})
 		}
 	}
@@ -134,12 +135,12 @@ func repairs(before, after picture, l listing, now time.Time) (all []repair) {
 	pools := map[core.PoolKey]bool{}
 	for _, p := range l.pools {
 		pools[p.Key] = true
-		if before.pools[p.Key] == after.pools[p.Key] && (after.pools[p.Key] == "" || older(after.pools[p.Key], p.Version)) {
+		if before.pools[p.Key] == after.pools[p.Key] && (after.pools[p.Key] == "" || kube.Older(after.pools[p.Key], p.Version)) {
 			all = append(all, repair{"a pool exists or has changed", p.Key.Name, core.PoolSeen{Pool: p}})
 		}
 	}
 	for key, version := range before.pools {
-		if after.pools[key] == version && !pools[key] && older(version, l.version) {
+		if after.pools[key] == version && !pools[key] && kube.Older(version, l.version) {
 			all = append(all, repair{"a pool is gone", key.Name, core.PoolGone{Key: key, Version: l.version}})
 		}
 	}

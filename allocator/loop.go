@@ -5,10 +5,9 @@ import (
 	"runtime"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/resourceversion"
-
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/guard"
+	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 )
 
@@ -94,7 +93,7 @@ func (l *loop) step(ev core.Event) {
 		if !known {
 			last = l.listed
 		}
-		if older(ev.Pod.Version, last) {
+		if kube.Older(ev.Pod.Version, last) {
 			return
 		}
 		l.versions[whole] = ev.Pod.Version
@@ -143,18 +142,12 @@ func (l *loop) carryOut(at core.Instant, ev core.Event, effects []core.Effect) {
 	}
 }
 
-// older reports whether one resource version is certainly older than another.
-func older(version, than string) bool {
-	order, err := resourceversion.CompareResourceVersion(version, than)
-	return err == nil && order < 0
-}
-
 func (l *loop) poolIsOlder(key core.PoolKey, version string) bool {
 	last, known := l.pools[key]
 	if !known {
 		last = l.poolsListed
 	}
-	return older(version, last)
+	return kube.Older(version, last)
 }
 
 // knows records the resource versions that the term begins with.

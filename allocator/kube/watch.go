@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
@@ -98,6 +99,12 @@ func (r Resource) Page(ctx context.Context, next string, into runtime.Object) er
 		return fmt.Errorf("list %s: %w", r.Name, err)
 	}
 	return nil
+}
+
+// Older reports whether one resource version is certainly older than another.
+func Older(version, than string) bool {
+	order, err := resourceversion.CompareResourceVersion(version, than)
+	return err == nil && order < 0
 }
 
 // Watch watches all objects of the type of object until ctx ends. It calls seen for each new

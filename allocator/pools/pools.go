@@ -157,7 +157,8 @@ func (p *Pools) SyncResult(pool *v1alpha1.SandboxPool, err error) {
 	}
 }
 
-// keep stores a pool and returns the core's view of it.
+// keep returns the core's view of a pool, and stores the pool unless a later observation is there: a list may be read
+// before a change, and come after the watch has reported that.
 func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec := core.Pool{
 		Key: keyOf(pool), Warm: int(pool.Spec.Warm), DefaultPort: uint16(pool.Spec.DefaultPort),
@@ -210,7 +211,9 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec.KeepSandboxes = pool.Spec.DeletionPolicy == v1alpha1.OrphanSandboxes
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.pools[spec.Key] = seen{pool, spec.Refused != ""}
+	if s, ok := p.pools[spec.Key]; !ok || !kube.Older(pool.ResourceVersion, s.pool.ResourceVersion) {
+		p.pools[spec.Key] = seen{pool, spec.Refused != ""}
+	}
 	return spec
 }
 
@@ -338,7 +341,11 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts
 			}
 		}
 	}
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+	switch {
+	case apierrors.IsNotFound(err):
+		p.forget(pool) // a list that was read before the deletion may have come after the watch has reported that
+		return
+	case apierrors.IsConflict(err):
 		return // the pool has changed: the watch delivers it before a later turn
 	}
 	if err != nil && ctx.Err() == nil {

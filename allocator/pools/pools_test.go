@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/rest"
@@ -193,6 +194,62 @@ func TestPoolThatStopsSandboxesNeedsAStore(t *testing.T) {
 
 // A leader that is slow for some seconds must not say that all pods are gone.
 // Invariant: I6
+// A list of the audit is read from the store, and takes a while. The watch goes on meanwhile.
+func TestListKeepsWhatTheWatchHasSeenSince(t *testing.T) {
+	object := func(version string) *v1alpha1.SandboxPool {
+		pool := stack.DemoPool("default", "python", 3)
+		pool.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SandboxPool"}
+		pool.Finalizers, pool.ResourceVersion, pool.UID = []string{v1alpha1.PoolFinalizer}, version, "u"
+		return pool
+	}
+	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case r.Method == http.MethodPatch:
+			w.WriteHeader(http.StatusNotFound)
+			_ = json.NewEncoder(w).Encode(apierrors.NewNotFound(schema.GroupResource{Resource: "sandboxpools"}, "python").ErrStatus)
+		case r.URL.Query().Get("sendInitialEvents") != "":
+			http.Error(w, "list, then watch", http.StatusBadRequest)
+		case r.URL.Query().Get("watch") != "":
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": "MODIFIED", "object": object("12")})
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		default:
+			_ = json.NewEncoder(w).Encode(v1alpha1.SandboxPoolList{
+				TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SandboxPoolList"},
+				ListMeta: metav1.ListMeta{ResourceVersion: "9"}, Items: []v1alpha1.SandboxPool{*object("9")},
+			})
+		}
+	}))
+	defer apiServer.Close()
+	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
+	require.NoError(t, err)
+	p := newPools(t, clients, (&sink{}).Submit)
+	key := core.PoolKey{Namespace: "default", Name: "python"}
+	version := func() string {
+		if pool, ok := p.Seen(key); ok {
+			return pool.ResourceVersion
+		}
+		return ""
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var running errgroup.Group
+	running.Go(func() error { return p.Run(ctx) })
+	require.Eventually(t, func() bool { return version() == "12" }, time.Minute, time.Millisecond)
+	_, _, err = p.List(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "12", version())
+
+	// A pool that a list brings back after its deletion is forgotten as soon as it is written.
+	running.Go(func() error {
+		p.Maintain(ctx, func(context.Context, core.PoolKey) (core.Counts, bool) { return core.Counts{}, true })
+		return nil
+	})
+	require.Eventually(t, func() bool { return version() == "" }, time.Minute, time.Millisecond)
+	stop()
+	require.NoError(t, running.Wait())
+}
+
 func TestUnknownCountsChangeNoStatus(t *testing.T) {
 	pool := stack.DemoPool("default", "python", 3)
 	pool.Finalizers, pool.ResourceVersion, pool.UID = []string{v1alpha1.PoolFinalizer}, "1", "u"
