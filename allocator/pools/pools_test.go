@@ -233,6 +233,7 @@ func TestListKeepsWhatTheWatchHasSeenSince(t *testing.T) {
 		return ""
 	}
 	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
 	var running errgroup.Group
 	running.Go(func() error { return p.Run(ctx) })
 	require.Eventually(t, func() bool { return version() == "12" }, time.Minute, time.Millisecond)
