@@ -351,7 +351,11 @@ func (c *Core) tick() {
 	c.routers.tick()
 	c.tickClosings()
 	c.advanceFences()
+	relieve := c.sandboxes.RelieveDue()
 	for _, pool := range c.pools.Sorted() {
+		if relieve {
+			c.sandboxes.Relieve(pool.Group)
+		}
 		c.claims.TickPool(pool)
 		c.pools.TickPool(pool, c.claims.Lacking(pool.Key))
 	}

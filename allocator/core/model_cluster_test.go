@@ -292,7 +292,7 @@ func (w *world) changePool() {
 	case n < 15:
 		p.DefaultPort = []uint16{80, 8080}[n-13]
 	case n < 16:
-		p.MaxSurge, p.MaxUnavailable = w.draw(3), w.draw(3)
+		p.MaxSurge, p.MaxUnavailable, p.MaxAsleep = w.draw(3), w.draw(3), w.draw(3)
 	case n < 18:
 		p.Paused = n == 17
 	default:

@@ -41,6 +41,7 @@ func (w *world) settle() {
 	}
 	w.quiesce()
 	w.checkAnswered()
+	w.checkAsleep()
 	w.checkPodsSettled()
 	w.checkRecordsSettled()
 }

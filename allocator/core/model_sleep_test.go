@@ -67,6 +67,9 @@ func (w *world) writeArchive(j *job, e WriteArchive, luck int) {
 		archives.Add(1)
 	}
 	written := ArchiveWritten{ID: e.Sandbox.ID, Token: e.Token, Order: e.Sandbox.Revision, OK: ok, Why: "no"}
+	if e.Token == 0 {
+		w.unarchived[e.Sandbox.ID] = !ok
+	}
 	if e.Token == 0 && ok {
 		written.Archive = fmt.Sprintf("%s/%d", e.Sandbox.ID, stops.Add(1))
 		w.stops[written.Archive] = e.Sandbox.ID
@@ -79,6 +82,21 @@ func (w *world) judgeStopped(s Sandbox) {
 	w.judgeFrozen(s)
 	if w.stops[s.Archive] != s.ID {
 		w.t.Fatalf("%s is stopped, and its archive %q does not exist", s.ID, s.Archive)
+	}
+}
+
+// checkAsleep (P34): no more sandboxes of a pool are asleep than may be, unless their stops have failed.
+func (w *world) checkAsleep() {
+	for _, p := range w.pools {
+		asleep := 0
+		for sb := range w.core.sandboxes.All() {
+			if sb.Pool == p.Key && sb.Phase == Asleep && !w.unarchived[sb.ID] {
+				asleep++
+			}
+		}
+		if p.MaxAsleep > 0 && asleep > p.MaxAsleep && p.exists && !p.Deleting && p.Refused == "" {
+			w.t.Fatalf("pool %s: %d are asleep, at most %d may be", p.Key.Name, asleep, p.MaxAsleep)
+		}
 	}
 }
 

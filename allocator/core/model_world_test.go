@@ -80,12 +80,13 @@ type world struct {
 	activeAt map[string]time.Duration
 	judgedBy map[string]uint64 // the term whose verdict on its idleness was judged
 	// batches are the sandboxes that were claimed together; complete: a caller was given them.
-	batches  map[string][]Sandbox
-	closing  map[string]bool   // a verdict has closed it
-	unthawed map[string]bool   // its agent did not continue it
-	archived map[uint64]bool   // by the token of the call: whether the archive was written
-	stops    map[string]string // the archives of stops that are there: whose they are
-	complete map[string]bool
+	batches    map[string][]Sandbox
+	closing    map[string]bool   // a verdict has closed it
+	unthawed   map[string]bool   // its agent did not continue it
+	archived   map[uint64]bool   // by the token of the call: whether the archive was written
+	stops      map[string]string // the archives of stops that are there: whose they are
+	unarchived map[string]bool   // the last archive for its stop has failed
+	complete   map[string]bool
 
 	// held is what does not go on by itself: see scenario_test.go.
 	held held
@@ -118,7 +119,7 @@ func newWorld(t tb, draws func(int) int) *world {
 		records: map[string]*simRecord{}, known: map[PodKey]int{}, holders: map[netip.Addr]string{},
 		claims: map[uint64]*simClaim{}, given: map[uint64]string{}, releases: map[uint64]string{}, declared: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
 		envoys: map[int]*simEnvoy{}, kept: map[uint64]keptCall{}, slept: map[string]uint64{}, activeAt: map[string]time.Duration{}, judgedBy: map[string]uint64{}, batches: map[string][]Sandbox{}, complete: map[string]bool{},
-		closing: map[string]bool{}, unthawed: map[string]bool{}, archived: map[uint64]bool{}, stops: map[string]string{},
+		closing: map[string]bool{}, unthawed: map[string]bool{}, archived: map[uint64]bool{}, stops: map[string]string{}, unarchived: map[string]bool{},
 		fired: map[string]bool{}, acknowledged: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
 		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, judged: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, tampered: map[string]bool{}, hadAddress: map[netip.Addr]map[PodKey]bool{},
 	}
@@ -132,6 +133,7 @@ func anyWorld(t tb, draws func(int) int) *world {
 			Key: PoolKey{Namespace: "ns", Name: name}, Warm: w.draw(4), MaxPods: []int{0, 1, 3, 5}[w.draw(4)], Agent: []Agent{{}, {Port: 49983}}[w.draw(2)], Refused: []string{"", "", "", "refused"}[w.draw(4)], PostStart: w.draw(3) == 2, KeepOnRestart: w.draw(2) == 1, Recycle: w.draw(2) == 1,
 			IdleTimeout: []time.Duration{0, idleLong}[w.draw(2)], ReadyWithin: []time.Duration{0, 0, 30 * time.Second}[w.draw(3)],
 			Sleep:       fact.SleepPolicy{WhenIdle: w.draw(3) == 2, AtEnd: w.draw(3) == 2, WakeOnTraffic: w.draw(2) == 1, StopAfter: []time.Duration{0, 0, 20 * time.Second}[w.draw(3)]},
+			MaxAsleep:   []int{0, 0, 1, 2}[w.draw(4)],
 			MaxLifetime: []time.Duration{0, 0, 2 * time.Minute}[w.draw(3)], StartupTimeout: []time.Duration{0, 20 * time.Second}[w.draw(2)],
 		})
 	}

@@ -204,6 +204,9 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	if pool.Spec.MaxPods != nil {
 		spec.MaxPods = int(*pool.Spec.MaxPods)
 	}
+	if pool.Spec.MaxAsleep != nil {
+		spec.MaxAsleep = int(*pool.Spec.MaxAsleep)
+	}
 	if pool.Spec.MaxSurge != nil {
 		spec.MaxSurge = int(*pool.Spec.MaxSurge)
 	}
@@ -238,7 +241,7 @@ func checkSnapshot(pool *v1alpha1.SandboxPool) error {
 }
 
 // ErrSleep is in the error for a pool that asks for sleep, and whose sandboxes cannot sleep.
-var ErrSleep = errors.New("sandboxes of this pool cannot sleep; make it Release, leave stopAfter out, or change what keeps them awake")
+var ErrSleep = errors.New("sandboxes of this pool cannot sleep; make it Release, leave stopAfter and maxAsleep out, or change what keeps them awake")
 
 // checkSleep returns nil, or an error that wraps ErrSleep and lists what keeps the sandboxes of a pool awake that are to
 // sleep.
@@ -249,7 +252,7 @@ func checkSleep(pool *v1alpha1.SandboxPool) error {
 		asks  bool
 	}{
 		{"spec.onIdle: Sleep", pool.Spec.OnIdle == v1alpha1.OnEndSleep}, {"spec.onTimeout: Sleep", pool.Spec.OnTimeout == v1alpha1.OnEndSleep},
-		{"spec.stopAfter", pool.Spec.StopAfter != nil},
+		{"spec.stopAfter", pool.Spec.StopAfter != nil}, {"spec.maxAsleep", pool.Spec.MaxAsleep != nil},
 	} {
 		if f.asks {
 			asks = append(asks, f.field)
@@ -262,12 +265,17 @@ func checkSleep(pool *v1alpha1.SandboxPool) error {
 	return fmt.Errorf("%s: %w: %s", strings.Join(asks, ", "), ErrSleep, why)
 }
 
-// ErrStop is the error for a pool whose sandboxes are to be stopped, and have nowhere to keep their files.
-var ErrStop = errors.New("spec.stopAfter: the allocators have no object store for the files; start them with --snapshots, or leave it out")
+// ErrStop is in the error for a pool whose sandboxes are to be stopped, and have nowhere to keep their files.
+var ErrStop = errors.New("the allocators have no object store for the files; start them with --snapshots, or leave it out")
 
+// checkStop returns nil, or an error that wraps ErrStop and names the field that has sandboxes stopped.
 func (p *Pools) checkStop(pool *v1alpha1.SandboxPool) error {
-	if pool.Spec.StopAfter != nil && !p.o.Stops {
-		return ErrStop
+	switch {
+	case p.o.Stops:
+	case pool.Spec.StopAfter != nil:
+		return fmt.Errorf("spec.stopAfter: %w", ErrStop)
+	case pool.Spec.MaxAsleep != nil:
+		return fmt.Errorf("spec.maxAsleep: %w", ErrStop)
 	}
 	return nil
 }

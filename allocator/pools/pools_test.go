@@ -140,13 +140,14 @@ func TestPoolThatCannotSleepIsRefusedOnlyIfItAsks(t *testing.T) {
 	var list v1alpha1.SandboxPoolList
 	after := &metav1.Duration{Duration: 10 * time.Minute}
 	asks := []v1alpha1.SandboxPoolSpec{
-		{}, {OnIdle: v1alpha1.OnEndSleep}, {OnTimeout: v1alpha1.OnEndSleep}, {StopAfter: after}, {OnIdle: v1alpha1.OnEndSleep, StopAfter: after},
+		{}, {OnIdle: v1alpha1.OnEndSleep}, {OnTimeout: v1alpha1.OnEndSleep}, {StopAfter: after}, {MaxAsleep: new(int32(7))},
+		{OnIdle: v1alpha1.OnEndSleep, StopAfter: after, MaxAsleep: new(int32(7))},
 	}
 	fit := len(asks) - 1
 	for i, ask := range asks {
 		pool := stack.DemoPool("default", fmt.Sprintf("sleeps-%d", i), 1)
 		pool.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: 49983}
-		pool.Spec.OnIdle, pool.Spec.OnTimeout, pool.Spec.StopAfter = ask.OnIdle, ask.OnTimeout, ask.StopAfter
+		pool.Spec.OnIdle, pool.Spec.OnTimeout, pool.Spec.StopAfter, pool.Spec.MaxAsleep = ask.OnIdle, ask.OnTimeout, ask.StopAfter, ask.MaxAsleep
 		if i != fit {
 			pool.Spec.Template.Spec.Containers[0].LivenessProbe = probe
 		}
@@ -154,7 +155,10 @@ func TestPoolThatCannotSleepIsRefusedOnlyIfItAsks(t *testing.T) {
 	}
 	seen := listed(t, list)
 	require.Len(t, seen, len(asks))
-	for i, field := range []string{"", "spec.onIdle: Sleep: ", "spec.onTimeout: Sleep: ", "spec.stopAfter: sandboxes of this pool cannot sleep", ""} {
+	for i, field := range []string{
+		"", "spec.onIdle: Sleep: ", "spec.onTimeout: Sleep: ", "spec.stopAfter: sandboxes of this pool cannot sleep",
+		"spec.maxAsleep: sandboxes of this pool cannot sleep", "",
+	} {
 		const at = "spec.template.spec.containers[0].livenessProbe: "
 		if field == "" {
 			require.NotContains(t, seen[i].Refused, "Sleep", "pool %d", i)
@@ -167,6 +171,7 @@ func TestPoolThatCannotSleepIsRefusedOnlyIfItAsks(t *testing.T) {
 		} else {
 			require.Empty(t, seen[i].CannotSleep)
 			require.Equal(t, after.Duration, seen[i].Sleep.StopAfter)
+			require.Equal(t, 7, seen[i].MaxAsleep)
 		}
 	}
 }
@@ -176,18 +181,23 @@ func TestPoolThatStopsSandboxesNeedsAStore(t *testing.T) {
 	require.NoError(t, err)
 	pool := stack.DemoPool("default", "stops", 1)
 	pool.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: 49983}
-	pool.Spec.StopAfter = &metav1.Duration{Duration: time.Minute}
-	for _, store := range []bool{true, false} {
+	for _, c := range []struct {
+		field string
+		store bool
+	}{{"spec.stopAfter", true}, {"spec.stopAfter", false}, {"spec.maxAsleep", true}, {"spec.maxAsleep", false}} {
+		if pool.Spec.StopAfter, pool.Spec.MaxAsleep = nil, new(int32(7)); c.field == "spec.stopAfter" {
+			pool.Spec.StopAfter, pool.Spec.MaxAsleep = &metav1.Duration{Duration: time.Minute}, nil
+		}
 		p, err := pools.New(pools.Options{
 			Options: kube.Options{Clients: clients, Namespace: "default", Submit: func(core.Event) {}, Log: zaptest.NewLogger(t)},
-			Policy:  policy(t, pools.PolicyBaseline), Settings: pods.Settings{ServeOn: time.Second, AgentImage: "agent", AgentKey: "key"}, Stops: store,
+			Policy:  policy(t, pools.PolicyBaseline), Settings: pods.Settings{ServeOn: time.Second, AgentImage: "agent", AgentKey: "key"}, Stops: c.store,
 		})
 		require.NoError(t, err)
 		status := p.Status(pool, core.Counts{})
-		require.Equal(t, !store, status.TemplateRefused())
-		require.Equal(t, !store, degraded(v1alpha1.PoolStopRefused)(status), "%+v", status.Conditions)
-		if !store {
-			require.Contains(t, meta.FindStatusCondition(status.Conditions, v1alpha1.PoolDegraded).Message, "spec.stopAfter: the allocators have no object store")
+		require.Equal(t, !c.store, status.TemplateRefused())
+		require.Equal(t, !c.store, degraded(v1alpha1.PoolStopRefused)(status), "%+v", status.Conditions)
+		if !c.store {
+			require.Contains(t, meta.FindStatusCondition(status.Conditions, v1alpha1.PoolDegraded).Message, c.field+": the allocators have no object store")
 		}
 	}
 }
@@ -547,7 +557,9 @@ func TestPools(t *testing.T) {
 			{"stopAfter", "999ms", "spec.stopAfter: must be 1s to 8760h"}, {"stopAfter", "8761h", "spec.stopAfter: must be 1s to 8760h"},
 			{"stopAfter", "-1s", "spec.stopAfter: must be 1s"}, {"stopAfter", "0", "spec.stopAfter: must be 1s"},
 			{"stopAfter", "10 minutes", "spec.stopAfter"}, {"stopAfter", "", "spec.stopAfter"}, {"stopAfter", 600, "spec.stopAfter"},
-			{"stopAfter", nil, ""}, {"agent", nil, ""},
+			{"stopAfter", nil, ""}, {"maxAsleep", 1, ""}, {"agent", nil, "spec.maxAsleep: needs spec.agent"},
+			{"maxAsleep", 100000, ""}, {"maxAsleep", 0, "spec.maxAsleep"}, {"maxAsleep", 100001, "spec.maxAsleep"}, {"maxAsleep", "7", "spec.maxAsleep"},
+			{"maxAsleep", nil, ""}, {"agent", nil, ""}, {"maxAsleep", 1, "spec.maxAsleep: needs spec.agent"},
 			{"startupTimeoutSeconds", 1, ""}, {"startupTimeoutSeconds", 3600, ""}, {"startupTimeoutSeconds", nil, ""},
 			{"startupTimeoutSeconds", 0, "spec.startupTimeoutSeconds"}, {"startupTimeoutSeconds", 3601, "spec.startupTimeoutSeconds"},
 		} {

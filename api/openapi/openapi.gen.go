@@ -1169,8 +1169,9 @@ type NewClaims struct {
 	Secure *bool `json:"secure,omitempty"`
 
 	// StopAfter Seconds for which the sandbox is asleep until it is stopped: it keeps its files below the paths of spec.snapshot of
-	// the pool, and loses its pod, its processes and its memory. 0: it is not stopped, unless a call asks for it. The
-	// pool's if it is absent. It needs a pool whose sandboxes can sleep, and allocators with --snapshots.
+	// the pool, and loses its pod, its processes and its memory. 0: it is not stopped, unless a call asks for it or
+	// spec.maxAsleep of the pool is exceeded. The pool's if it is absent. It needs a pool whose sandboxes can sleep, and
+	// allocators with --snapshots.
 	StopAfter *int64 `json:"stopAfter,omitempty"`
 
 	// Timeout Seconds from now until the end; 300 if it is absent. A claim with an idle timeout other than 0
@@ -1276,8 +1277,9 @@ type NewSandbox struct {
 	Secure *bool `json:"secure,omitempty"`
 
 	// StopAfter Seconds for which the sandbox is asleep until it is stopped: it keeps its files below the paths of spec.snapshot of
-	// the pool, and loses its pod, its processes and its memory. 0: it is not stopped, unless a call asks for it. The
-	// pool's if it is absent. It needs a pool whose sandboxes can sleep, and allocators with --snapshots.
+	// the pool, and loses its pod, its processes and its memory. 0: it is not stopped, unless a call asks for it or
+	// spec.maxAsleep of the pool is exceeded. The pool's if it is absent. It needs a pool whose sandboxes can sleep, and
+	// allocators with --snapshots.
 	StopAfter *int64 `json:"stopAfter,omitempty"`
 
 	// TemplateID The name of a SandboxPool, alone or as namespace/name, or the snapshotID of a snapshot of the team. A pool goes before a snapshot of its name.

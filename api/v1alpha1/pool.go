@@ -49,6 +49,7 @@ type SandboxPool struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.agent) || !self.agent.enabled || self.onRestart == 'Release'",message="spec.agent: needs spec.onRestart Release, because an agent that starts again is not configured for its sandbox any more"
 // +kubebuilder:validation:XValidation:rule="self.onIdle != 'Sleep' && self.onTimeout != 'Sleep' || has(self.agent) && self.agent.enabled",message="spec.onIdle, spec.onTimeout: Sleep needs spec.agent, which stops the processes; enable it, or set Release"
 // +kubebuilder:validation:XValidation:rule="!has(self.stopAfter) || has(self.agent) && self.agent.enabled",message="spec.stopAfter: needs spec.agent, which archives the files; enable it, or leave stopAfter out"
+// +kubebuilder:validation:XValidation:rule="!has(self.maxAsleep) || has(self.agent) && self.agent.enabled",message="spec.maxAsleep: needs spec.agent, which archives the files; enable it, or leave maxAsleep out"
 // +kubebuilder:validation:XValidation:rule="!has(self.reuse) || self.reuse != 'Recycle' || self.onRestart == 'Release'",message="spec.reuse: Recycle needs spec.onRestart Release, because a restart ends the life of a pod"
 type SandboxPoolSpec struct {
 	// warm is how many ready pods without a sandbox the pool keeps. In addition it makes a pod for
@@ -231,6 +232,17 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('8760h')",message="spec.stopAfter: must be 1s to 8760h, or be left out"
 	// +optional
 	StopAfter *metav1.Duration `json:"stopAfter,omitempty"`
+
+	// maxAsleep bounds how many sandboxes of the pool are asleep. When it is exceeded, some of them are stopped as after
+	// stopAfter, until it is not: of the team that has the most asleep in this pool, the one that has slept for longest.
+	// Sandboxes without a team count as one team. It may stop any sandbox of the pool, also one whose claim or pool has no
+	// stopAfter. A change applies to the sandboxes that are asleep. Default: no bound.
+	//
+	// It needs the allocators' --snapshots, and what onIdle Sleep needs.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100000
+	// +optional
+	MaxAsleep *int32 `json:"maxAsleep,omitempty"`
 
 	// idleTimeoutSeconds is the time without activity, in seconds, after which a sandbox is
 	// released, with reason IdleTimeout: 5 to 31,536,000 (365 days), or 0 for never. Default: 3600. A

@@ -577,6 +577,11 @@ func (in *SandboxPoolSpec) DeepCopyInto(out *SandboxPoolSpec) {
 		*out = new(v1.Duration)
 		**out = **in
 	}
+	if in.MaxAsleep != nil {
+		in, out := &in.MaxAsleep, &out.MaxAsleep
+		*out = new(int32)
+		**out = **in
+	}
 	if in.IdleTimeoutSeconds != nil {
 		in, out := &in.IdleTimeoutSeconds, &out.IdleTimeoutSeconds
 		*out = new(int32)

@@ -61,7 +61,7 @@ type Binding struct {
 
 // SleepPolicy says when a sandbox falls asleep instead of being released: WhenIdle after its IdleTimeout, AtEnd at its
 // EndAt. WakeOnTraffic: a request wakes it, whatever it fell asleep for. StopAfter is how long it is asleep until it is
-// stopped; 0: it is not.
+// stopped; 0: no time stops it.
 type SleepPolicy struct {
 	WhenIdle, AtEnd, WakeOnTraffic bool
 	StopAfter                      time.Duration

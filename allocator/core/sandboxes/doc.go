@@ -58,6 +58,8 @@
 //     again. No router has ever had the route to the pod.
 //   - A call to sleep, to stop, to wake or to archive is answered once, when that is durable and done, or is given up.
 //   - An archive alone moves no end: a sandbox wakes from it with the end that it had.
+//   - Of the sandboxes of a pool that are asleep beyond its bound those of the team with the most are stopped, the one
+//     that has slept for longest first. A stop that fails has no other one stopped before it is tried again.
 //   - Of the places to wake for requests one team has half at most, and a team that has none finds one while any is free.
 //   - A sandbox that End was called for never starts or runs again. Its release is a fact, which is committed once.
 //   - SandboxCreated, SandboxReady and SandboxReleased come at most once for a sandbox.

@@ -33,7 +33,8 @@ type Table struct {
 	batches map[string][]*Sandbox    // that one claim got together, by the ID of the batch
 	// deadlines has the sandboxes that may have an end.
 	deadlines *deadline.Queue[string]
-	places    places // of the sandboxes that requests have wake
+	places    places        // of the sandboxes that requests have wake
+	relieveAt time.Duration // when pools are looked at for too many that are asleep, on the boot clock
 	step.Notices[Notice]
 }
 

@@ -59,6 +59,8 @@ type Pool struct {
 	BusyProbe   BusyProbe
 	// Sleep is the default of claims.
 	Sleep fact.SleepPolicy
+	// MaxAsleep is how many of its sandboxes may be asleep: of those above that some are stopped; 0: no bound.
+	MaxAsleep int
 	// CannotSleep says why sandboxes with a pod of this template cannot sleep; empty: they can.
 	CannotSleep string
 	// MaxLifetime bounds the life of a sandbox, StartupTimeout the time for which it is starting;
