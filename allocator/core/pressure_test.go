@@ -11,7 +11,7 @@ import (
 
 // pressurePool is one whose sandboxes can be stopped, with a bound on those that are asleep.
 func pressurePool(maxAsleep int) Pool {
-	return changed(specA(0), func(p *Pool) { p.Agent.Port, p.MaxAsleep = 49983, maxAsleep })
+	return changed(specA(9), func(p *Pool) { p.Agent.Port, p.MaxAsleep = 49983, maxAsleep })
 }
 
 // sleepersOf has a sandbox for each of these teams, which fall asleep one after the other. They are returned in that order.
