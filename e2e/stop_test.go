@@ -175,6 +175,29 @@ func TestSleepersAreStoppedAfterTheirTime(t *testing.T) {
 	require.Equal(t, "first", read(t, file))
 }
 
+// Invariant: P34
+func TestPauseBeyondTheBoundStopsTheLongestAsleep(t *testing.T) {
+	store := newObjects(t)
+	e := startAlone(t, 0, stack.Options{AllocatorArgs: []string{store.flag()}})
+	dir := filepath.Join(t.TempDir(), "work")
+	file := filepath.Join(dir, "notes.txt")
+	write(t, file, "first")
+	name := e.snapshotPool("crowded", dir)
+	e.patchPool(name, `{"spec":{"maxAsleep":1}}`)
+	both := []*sleeper{e.sleeper(name, stoppable), e.sleeper(name, stoppable)}
+	pod := both[0].state().PodName
+	for _, b := range both {
+		a := b.api(http.MethodPost, "/sandboxes/"+b.SandboxID+"/pause", "{}")
+		require.Equal(t, http.StatusNoContent, a.code, a.body)
+	}
+	both[0].becomes(openapi.SandboxPhaseStopped)
+	both[0].podGoes(pod)
+	require.Equal(t, openapi.SandboxPhaseAsleep, both[1].state().Phase)
+	write(t, file, "second")
+	both[0].connects()
+	require.Equal(t, "first", read(t, file))
+}
+
 // Invariant: P33
 func TestNextLeaderWakesWhatWasStopped(t *testing.T) {
 	store := newObjects(t)
