@@ -202,8 +202,6 @@ func TestPoolThatStopsSandboxesNeedsAStore(t *testing.T) {
 	}
 }
 
-// A leader that is slow for some seconds must not say that all pods are gone.
-// Invariant: I6
 // A list of the audit is read from the store, and takes a while. The watch goes on meanwhile.
 func TestListKeepsWhatTheWatchHasSeenSince(t *testing.T) {
 	object := func(version string) *v1alpha1.SandboxPool {
@@ -261,6 +259,8 @@ func TestListKeepsWhatTheWatchHasSeenSince(t *testing.T) {
 	require.NoError(t, running.Wait())
 }
 
+// A leader that is slow for some seconds must not say that all pods are gone.
+// Invariant: I6
 func TestUnknownCountsChangeNoStatus(t *testing.T) {
 	pool := stack.DemoPool("default", "python", 3)
 	pool.Finalizers, pool.ResourceVersion, pool.UID = []string{v1alpha1.PoolFinalizer}, "1", "u"
