@@ -20,10 +20,10 @@ import (
 	"github.com/berth-sandbox/berth/e2e/history"
 )
 
-// BenchmarkStop: what it costs to stop a sandbox that is asleep ("stop"), and to wake it in another pod ("wake"), with a
-// file of 100 MB ("large"), with 5,000 small files ("many"), and with one small file ("small"), which is the control. The
-// three take turns. The object store is a directory, so the upload is a copy on this machine. A wake ends with the answer to
-// the call: the files are restored then, and the sandbox runs.
+// BenchmarkStop: what it costs to stop a sandbox that is asleep ("stop"), and to wake it in another pod ("wake"), with
+// a file of 100 MB ("large"), with 5,000 small files ("many"), and with one small file ("small"), which is the control.
+// The three take turns. The object store is a directory, so the upload is a copy on this machine. A wake ends with the
+// answer to the call: the files are restored then, and the sandbox runs.
 func BenchmarkStop(b *testing.B) {
 	const rounds = 10
 	bin, store := b.TempDir(), b.TempDir()
