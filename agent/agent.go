@@ -56,6 +56,8 @@ type Agent struct {
 	config atomic.Pointer[initbox.Config]
 	// configured is closed when the agent is.
 	configured chan struct{}
+	// stop is the archive of a stop that was begun last; nil: none was.
+	stop atomic.Pointer[Stop]
 	// boxes bounds the boxes that are read at one time, orders those of orders, and calls what is served with the
 	// access token.
 	boxes, orders, calls chan struct{}

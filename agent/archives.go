@@ -28,6 +28,9 @@ const (
 	streamWait = 30 * time.Second
 	// workingEvery is how often a restore says that it goes on. Files without contents take much time and few bytes.
 	workingEvery = 10 * time.Second
+	// storeWait is how long a whole archive of a stop may take to reach the store, and the fact of the stop to become
+	// durable. The end of the agent ends the pod: its network goes, and a sandbox that is not stopped yet ends.
+	storeWait = 10 * time.Second
 )
 
 // restored is what came of the files that an agent was given.
@@ -57,6 +60,7 @@ func (a *Agent) archive(w http.ResponseWriter, r *http.Request, sealed []byte) e
 		return nil
 	}
 	defer release()
+	ended := a.stops(o)
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("Connection", "close") // the deadline for writing would stay
@@ -66,6 +70,7 @@ func (a *Agent) archive(w http.ResponseWriter, r *http.Request, sealed []byte) e
 	w.WriteHeader(http.StatusOK)
 	sum, err := a.write(ctx, to, o)
 	to.move()
+	ended(err == nil)
 	if err != nil {
 		a.o.Log.Warn("the files were not archived", "error", err)
 		h.Set(initbox.FailureTrailer, string(reasonOf(err)))
@@ -73,6 +78,46 @@ func (a *Agent) archive(w http.ResponseWriter, r *http.Request, sealed []byte) e
 	}
 	h.Set(initbox.SummaryTrailer, ascii(summaryOf(sum)))
 	return nil
+}
+
+// Stop is an archive of a sandbox that is to be stopped: it goes on in another pod.
+type Stop struct {
+	// Awake is closed when the processes have been continued since.
+	Awake <-chan struct{}
+	// Ended gets one value: true when the archive has been whole for storeWait, and false when it has ended as a part.
+	Ended <-chan bool
+}
+
+// Stopping returns the newest archive of a stop that was begun since the processes are stopped, nil if none was. Ended
+// is for one caller.
+func (a *Agent) Stopping() *Stop {
+	s := a.stop.Load()
+	if s == nil {
+		return nil
+	}
+	select {
+	case <-s.Awake:
+		return nil
+	default:
+		return s
+	}
+}
+
+// stops notes that an archive begins, if it is one of a stop. Those alone have the configuration. The caller calls ended
+// when it has ended.
+func (a *Agent) stops(o *initbox.FilesOrder) (ended func(whole bool)) {
+	if len(o.Seal) == 0 {
+		return func(bool) {}
+	}
+	outcome := make(chan bool, 1)
+	a.stop.Store(&Stop{a.o.Freezer.Awake(), outcome})
+	return func(whole bool) {
+		if !whole {
+			outcome <- false
+			return
+		}
+		time.AfterFunc(storeWait, func() { outcome <- true })
+	}
 }
 
 func (a *Agent) write(ctx context.Context, to io.Writer, o *initbox.FilesOrder) (archive.Summary, error) {

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -226,4 +228,32 @@ func TestConfigurationThatCannotBeOpenedSpoilsTheAgent(t *testing.T) {
 		require.Empty(t, h.written, name)
 	}
 	requireFile(t, dir, "of the image")
+}
+
+// Invariant: P33
+func TestArchiveOfAStopIsOverWhenItWasSent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := tree(t, "archived")
+		h := newHarness(t)
+		h.frozen(7)
+		require.Nil(t, h.Stopping())
+		h.archived(archiveOf(7, dir))
+		require.Nil(t, h.Stopping(), "it was one of a snapshot")
+
+		began := time.Now()
+		h.archived(stopOf(1, dir))
+		require.True(t, <-h.Stopping().Ended)
+		require.Equal(t, storeWait, time.Since(began))
+		h.streamed(stopOf(1, "relative"))
+		require.False(t, <-h.Stopping().Ended)
+
+		h.archived(stopOf(1, dir))
+		stop := h.Stopping()
+		h.freezer.Wake()
+		<-stop.Awake
+		require.Nil(t, h.Stopping())
+		h.order("a", initbox.Keep, 8)
+		require.Nil(t, h.Stopping(), "it is of an earlier sleep")
+	})
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -277,6 +278,35 @@ func TestStopOfADeadLeaderLeavesItsSandboxAsleep(t *testing.T) {
 	require.Equal(t, openapi.SandboxPhaseAsleep, b.state().Phase)
 	require.Equal(t, pod, b.connects().PodName)
 	b.beats(true)
+}
+
+// Invariant: P33
+func TestEvictedSleeperGoesOnInAnotherPod(t *testing.T) {
+	store := newObjects(t)
+	e := startAlone(t, 0, stack.Options{Allocators: 2, AllocatorArgs: []string{store.flag()}})
+	dir := filepath.Join(t.TempDir(), "work")
+	file := filepath.Join(dir, "notes.txt")
+	write(t, file, "first")
+	b := e.sleeper(e.snapshotPool("evicted", dir), stoppable+`,"stopAfter":3600`)
+	pod := b.state().PodName
+	b.pause()
+	beats := read(t, b.file)
+	pods := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace())
+	require.NoError(t, pods.EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: pod}}))
+	b.becomes(openapi.SandboxPhaseStopped)
+	b.podGoes(pod)
+	b.isStopped()
+	write(t, file, "second")
+	require.NotEqual(t, pod, b.connects().PodName)
+	require.Equal(t, "first", read(t, file))
+	require.Equal(t, beats, read(t, b.file), "its processes ran again in the former pod")
+
+	// Without an archive it ends.
+	pod = b.state().PodName
+	b.pause()
+	store.refuses.Store(true)
+	require.NoError(t, pods.EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: pod}}))
+	e.gone(e.client(), b.Sandbox)
 }
 
 func TestStoreThatIsAwayStopsNothing(t *testing.T) {

@@ -37,6 +37,7 @@ type simPod struct {
 	configured, forgot string
 	restored           string // the archive that it was given then
 	agent              simAgent
+	told               bool // its agent was told to end
 }
 
 // job is a write under way.

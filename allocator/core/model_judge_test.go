@@ -369,6 +369,10 @@ func (w *world) judgeJob(e Effect) {
 		if durable := w.disk.sandboxes[e.Sandbox.ID].Phase; durable != FallingAsleep && durable != Asleep && !w.released(e.Sandbox.ID) {
 			t.Fatalf("%s is to be archived, and durable is phase %d", e.Sandbox.ID, durable)
 		}
+	case Thaw:
+		if q := w.core.pods.Get(e.Sandbox.Pod); q != nil && q.Seen().Deleting && !w.released(e.Sandbox.ID) {
+			t.Fatalf("%s wakes in pod %s, which is being deleted", e.Sandbox.ID, e.Sandbox.Pod.Name)
+		}
 	case CreatePod:
 		if p := w.pool(e.Pool); p.sent.Refused != "" {
 			t.Fatalf("pod %s is to be made from a template that is refused", e.Name)

@@ -23,8 +23,9 @@ type simAgent struct {
 }
 
 // sleeps counts the sandboxes that have fallen asleep, wakes those that were woken, archives the archives, stops those
-// of sandboxes that are stopped, revivals the sandboxes that have run in another pod.
-var sleeps, wakes, archives, stops, revivals atomic.Int64
+// of sandboxes that are stopped, revivals the sandboxes that have run in another pod, and evictions those that were
+// stopped while their pod was being deleted.
+var sleeps, wakes, archives, stops, revivals, evictions atomic.Int64
 
 // orderAgent carries out a Freeze or a Thaw. It reports whether the outcome is known.
 func (w *world) orderAgent(j *job, s Sandbox, luck int) bool {
@@ -33,6 +34,7 @@ func (w *world) orderAgent(j *job, s Sandbox, luck int) bool {
 	arrives := luck != lost && p.exists && p.configured == s.ID
 	superseded := arrives && s.Revision.Less(p.agent.order)
 	fails := luck == refused && w.draw(2) == 0 || luck != lost && p.exists && p.configured != s.ID // an agent that has started again
+	fails = fails || isFreeze && p.told
 	if arrives && !superseded {
 		p.agent.order = s.Revision
 		switch frozen := isFreeze && !fails; {
@@ -82,6 +84,9 @@ func (w *world) judgeStopped(s Sandbox) {
 	w.judgeFrozen(s)
 	if w.stops[s.Archive] != s.ID {
 		w.t.Fatalf("%s is stopped, and its archive %q does not exist", s.ID, s.Archive)
+	}
+	if p := w.pod(s.Pod); p.Deleting && p.agent.frozen {
+		evictions.Add(1)
 	}
 }
 
@@ -175,6 +180,22 @@ func (w *world) wakeCall() {
 	}
 	w.kept[token] = keptCall{id: id, end: true}
 	w.step(SetTimeout{Token: token, Scope: everyTeam, ID: id, Lifetime: time.Duration(1+w.draw(4)) * 15 * time.Second, Extend: true, Wake: true})
+}
+
+// evictSleeper deletes the pod of a sandbox that sleeps, as others than the core do it.
+func (w *world) evictSleeper() {
+	if ids := w.sleepers(); len(ids) > 0 {
+		if p := w.podOf(ids[w.draw(len(ids))]); p != nil && p.exists && !p.Deleting {
+			w.write(p, func(p *Pod) { p.Deleting = true })
+		}
+	}
+}
+
+// tellAgent has the agent of a pod that is being deleted continue the processes.
+func (w *world) tellAgent() {
+	if p := pick(w, w.pods, func(p *simPod) bool { return p.exists && p.Deleting && p.agent.frozen }); p != nil {
+		p.told, p.agent.frozen = true, false
+	}
 }
 
 func (w *world) archiveCall() {

@@ -64,7 +64,7 @@ var profiles = []profile{
 		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work",
 		"sleep", "sleep", "stop", "stop", "wake", "wake", "wake", "wake", "wake", "wake", "archive", "request for a sleeper", "request for a sleeper", "write", "write", "write well", "write well", "journal", "journal well",
 		"to router", "from router", "router acks", "router looks", "router pings", "router joins", "router breaks off", "router dies", "dead router found", "a request ends", "release",
-		"time passes", "time passes", "a moment passes", "a moment passes", "long time passes", "leader changes", "old leader works", "pod restarts", "stray",
+		"time passes", "time passes", "a moment passes", "a moment passes", "long time passes", "leader changes", "old leader works", "pod restarts", "stray", "sleeper evicted", "sleeper evicted", "agent told to end",
 	}},
 	{name: "use, silence and trouble", only: true, often: []string{
 		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "request", "request", "Envoy reads", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work", "routers work",
@@ -89,16 +89,16 @@ func TestCoreAndJournalKeepTheirGuaranteesInAnyHistory(t *testing.T) {
 		least /= 10 // rapid makes a fifth of the histories then
 	}
 	t.Cleanup(func() {
-		t.Logf("%d steps, %d sandboxes released for being idle, %d asleep, %d woken, %d archives, %d of stops, %d run in another pod", steps.Load(), verdicts.Load(), sleeps.Load(), wakes.Load(), archives.Load(), stops.Load(), revivals.Load())
+		t.Logf("%d steps, %d sandboxes released for being idle, %d asleep, %d woken, %d archives, %d of stops, %d run in another pod, %d evicted", steps.Load(), verdicts.Load(), sleeps.Load(), wakes.Load(), archives.Load(), stops.Load(), revivals.Load(), evictions.Load())
 		if asked := flag.Lookup("rapid.checks"); asked.Value.String() == asked.DefValue && int(worlds.Load()) == len(profiles) && !t.Failed() && steps.Load() < least {
 			t.Errorf("%d steps, expected %d at least", steps.Load(), least)
 		}
 		if int(worlds.Load()) == len(profiles) && verdicts.Load() == 0 {
 			t.Error("nothing was ever released for being idle")
 		}
-		if int(worlds.Load()) == len(profiles) && min(sleeps.Load(), wakes.Load(), archives.Load(), stops.Load(), revivals.Load()) == 0 {
-			t.Errorf("%d sandboxes fell asleep, %d woke, %d archives were written, %d of stops, %d sandboxes ran in another pod",
-				sleeps.Load(), wakes.Load(), archives.Load(), stops.Load(), revivals.Load())
+		if int(worlds.Load()) == len(profiles) && min(sleeps.Load(), wakes.Load(), archives.Load(), stops.Load(), revivals.Load(), evictions.Load()) == 0 {
+			t.Errorf("%d sandboxes fell asleep, %d woke, %d archives were written, %d of stops, %d sandboxes ran in another pod, %d were evicted",
+				sleeps.Load(), wakes.Load(), archives.Load(), stops.Load(), revivals.Load(), evictions.Load())
 		}
 	})
 	for _, p := range profiles {
@@ -227,6 +227,8 @@ func (w *world) table(p profile) []action {
 			}
 		}},
 		{"pod deleted", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Deleting = true }) }},
+		{"sleeper evicted", w.evictSleeper},
+		{"agent told to end", w.tellAgent},
 		{"pod removed", func() { w.remove(pick(w, w.pods, exists)) }},
 		{"pod moves", w.move},
 		{"a user changes the life of a pod", func() {

@@ -323,6 +323,136 @@ func TestCordonStopsWhatSleepsOnTheNode(t *testing.T) {
 	one[WriteArchive](s)
 }
 
+// evicted is an observation of the pod a-1 while it is evicted.
+func evicted(change func(*Pod)) PodSeen {
+	return PodSeen{with(warmPod("a-1"), func(p *Pod) {
+		p.Used, p.AgentPort, p.Deleting, p.Cause = true, 49983, true, fact.Because(fact.ReasonEvicted)
+		if change != nil {
+			change(p)
+		}
+	})}
+}
+
+// Invariant: P33
+func TestEvictedSleeperIsStoppedBeforeItsPodEnds(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{StopAfter: time.Hour, WakeOnTraffic: true}, "q")
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: sb.ID})
+	s.acked("q", 1)
+	s.pass(window)
+	s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
+	s.step(evicted(nil))
+	archive := one[WriteArchive](s)
+	for _, wake := range []Event{
+		Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true},
+		SetTimeout{Token: 9, Scope: everyTeam, ID: sb.ID, Lifetime: time.Minute, Extend: true, Wake: true},
+		evicted(func(p *Pod) { p.Ready, p.Version = false, "2" }),
+	} {
+		s.step(wake)
+		none[Thaw](s)
+		none[SandboxCallAnswered](s)
+		none[WriteArchive](s)
+	}
+	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, OK: true, Archive: "x"})
+	one[SandboxStopped](s)
+	s.step(PodGone{Key: sb.Pod})
+	none[SandboxReleased](s)
+	s.anotherPod(2)
+	if c := one[Configure](s).Sandbox; c.ID != sb.ID || c.Archive != "x" {
+		t.Errorf("%+v", c)
+	}
+}
+
+// Invariant: P33
+func TestEvictedSleeperWithoutAnArchiveEnds(t *testing.T) {
+	fails := func(sb Sandbox) []Event { return []Event{ArchiveWritten{ID: sb.ID, Order: sb.Revision, Why: "no"}} }
+	leaving := func(then func(Sandbox) []Event) func(Sandbox) []Event {
+		return func(sb Sandbox) []Event { return append([]Event{evicted(nil)}, then(sb)...) }
+	}
+	lost := evicted(func(p *Pod) { p.Ready, p.NoExecute = false, true })
+	for name, c := range map[string]struct {
+		policy fact.SleepPolicy
+		events func(Sandbox) []Event
+		reason string
+	}{
+		"that is not to be stopped": {fact.SleepPolicy{}, leaving(func(Sandbox) []Event { return nil }), fact.ReasonEvicted},
+		"whose archive fails":       {fact.SleepPolicy{StopAfter: time.Hour}, leaving(fails), fact.ReasonEvicted},
+		"whose pod is gone before": {fact.SleepPolicy{StopAfter: time.Hour},
+			leaving(func(sb Sandbox) []Event { return []Event{PodGone{sb.Pod}} }), fact.ReasonEvicted},
+		"whose container ends before": {fact.SleepPolicy{StopAfter: time.Hour},
+			leaving(func(Sandbox) []Event { return []Event{evicted(func(p *Pod) { p.Finished = true })} }), fact.ReasonEvicted},
+		"whose container runs again": {fact.SleepPolicy{StopAfter: time.Hour}, leaving(func(sb Sandbox) []Event {
+			return []Event{Frozen{ID: sb.ID, Revision: sb.Revision, Why: "the container was told to end"}}
+		}), fact.ReasonEvicted},
+		"whose node is lost": {fact.SleepPolicy{StopAfter: time.Hour},
+			func(Sandbox) []Event { return []Event{NodeSeen{Name: "n1"}, lost} }, fact.ReasonNodeLost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, sb := sleepSim(t, c.policy)
+			s.asleep(sb.ID)
+			for _, ev := range c.events(s.view(sb.ID)) {
+				s.step(ev)
+			}
+			if r := one[SandboxReleased](s); r.Sandbox.Reason != c.reason {
+				t.Errorf("%+v", r)
+			}
+			none[WriteArchive](s)
+			none[Thaw](s)
+		})
+	}
+}
+
+// Invariant: P33
+func TestStopUnderWayGoesOnWhenItsPodIsDeleted(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	s.asleep(sb.ID)
+	s.step(Sleep{Token: 8, Scope: everyTeam, ID: sb.ID, Stop: true})
+	archive := one[WriteArchive](s)
+	s.step(evicted(nil))
+	none[SandboxReleased](s)
+	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, OK: true, Archive: "x"})
+	if a := one[SandboxCallAnswered](s); a.Token != 8 || a.Status != CallOK {
+		t.Errorf("%+v", a)
+	}
+	none[DeletePod](s) // it is being deleted
+
+	// An archive of a snapshot is written before.
+	s, sb = sleepSim(t, fact.SleepPolicy{StopAfter: time.Hour})
+	s.asleep(sb.ID)
+	s.step(Archive{Token: 8, Scope: everyTeam, ID: sb.ID})
+	archive = one[WriteArchive](s)
+	s.step(evicted(nil))
+	none[WriteArchive](s)
+	s.step(ArchiveWritten{ID: sb.ID, Token: 8, Order: archive.Sandbox.Revision, OK: true})
+	s.archived("x")
+	one[SandboxStopped](s)
+
+	// The fact that it is stopped is on its way.
+	s, sb = sleepSim(t, fact.SleepPolicy{StopAfter: time.Hour})
+	s.asleep(sb.ID)
+	s.step(evicted(nil))
+	archive = one[WriteArchive](s)
+	s.slow = true
+	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, OK: true, Archive: "x"})
+	s.step(PodGone{Key: sb.Pod})
+	s.written()
+	one[SandboxStopped](s)
+	none[SandboxReleased](s)
+}
+
+// Invariant: P33
+func TestNextLeaderStopsWhatSleepsInADeletedPod(t *testing.T) {
+	record := on("a-1", "x")
+	state := sandboxOf(record)
+	state.Phase, state.AsleepAt, state.Agent.Port, state.Sleep.StopAfter = Asleep, start.Wall, 49983, time.Hour
+	s := newSimAt(t, 2, start)
+	pool := changed(idlePool(0), func(p *Pool) { p.Agent.Port = 49983 })
+	s.recoverState(State{Facts: []Fact{record}, Pools: []Pool{pool}, Pods: []Pod{evicted(nil).Pod}})
+	s.archived("files")
+	if got := s.view("x"); got.Phase != Stopped || got.Archive != "files" {
+		t.Errorf("it is %+v", got)
+	}
+}
+
 func TestDeletedPoolEndsItsStoppedSandboxes(t *testing.T) {
 	s, sb := sleepSim(t, fact.SleepPolicy{})
 	s.asleep(sb.ID)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -11,7 +12,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -77,4 +81,83 @@ func contents(t *testing.T, dir string) (texts [2]string) {
 		texts[i] = string(text)
 	}
 	return texts
+}
+
+// Invariant: P33
+func TestToldToEndTheAgentWaitsForAStop(t *testing.T) {
+	t.Parallel()
+	const told = 9
+	for name, c := range map[string]struct {
+		snapshot bool // the archive is not one of a stop
+		then     func(r *running, archive *http.Response)
+		code     int
+	}{
+		"that becomes whole": {then: func(_ *running, archive *http.Response) {
+			_, err := io.Copy(io.Discard, archive.Body)
+			require.NoError(t, err)
+			require.NotEmpty(t, archive.Trailer.Get(initbox.SummaryTrailer), archive.Trailer)
+		}},
+		"that breaks off":       {then: func(_ *running, archive *http.Response) { _ = archive.Body.Close() }, code: told},
+		"that an order ends":    {then: func(r *running, _ *http.Response) { r.order(initbox.Thaw, 2) }, code: told},
+		"but for no second one": {then: func(r *running, _ *http.Response) { _ = r.cmd.Process.Signal(syscall.SIGTERM) }, code: told},
+		"and for no snapshot":   {snapshot: true, then: func(*running, *http.Response) {}, code: told},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, pid, archive := archiving(t, c.snapshot)
+			defer archive.Body.Close()
+			require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+			if !c.snapshot {
+				require.Never(t, func() bool { return state(t, pid) != "T" }, 200*time.Millisecond, 20*time.Millisecond)
+			}
+			c.then(r, archive)
+			require.Equal(t, c.code, r.wait())
+		})
+	}
+}
+
+// archiving starts an agent that archives more than its connection holds, and whose command exits with 9 at SIGTERM.
+func archiving(t *testing.T, snapshot bool) (r *running, pid int, archive *http.Response) {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	require.NoError(t, err)
+	large := make([]byte, 64<<20)
+	_, _ = rand.Read(large)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "large"), large, 0o600))
+	r = start(t, 0, "sh", "-c", "trap 'exit 9' TERM; echo $$; while :; do sleep 0.01; done")
+	pid, err = strconv.Atoi(r.line())
+	require.NoError(t, err)
+	r.configure(initbox.Config{})
+	r.order(initbox.Keep, 1)
+	o := initbox.FilesOrder{Kind: initbox.Archive, Term: 1, Counter: 1}
+	if !snapshot {
+		o.Seal = make([]byte, initbox.SealSize)
+	}
+	archive, err = http.Post(r.url+initbox.ArchivePath, "", bytes.NewReader(r.filesBox(o, dir)))
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, archive.StatusCode)
+	return r, pid, archive
+}
+
+// Invariant: P33
+func TestStoppedSandboxEndsWithoutRunningAgain(t *testing.T) {
+	t.Parallel()
+	for _, woken := range []bool{false, true} {
+		t.Run(fmt.Sprint(woken), func(t *testing.T) {
+			t.Parallel()
+			r, pid, archive := archiving(t, false)
+			defer archive.Body.Close()
+			_, err := io.Copy(io.Discard, archive.Body)
+			require.NoError(t, err)
+			want := 0
+			if woken {
+				r.order(initbox.Thaw, 2)
+				r.order(initbox.Keep, 3)
+				want = 9
+			}
+			require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+			require.Equal(t, want, r.wait())
+			gone(t, pid)
+		})
+	}
 }

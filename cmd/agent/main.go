@@ -20,7 +20,9 @@
 // The agent runs until SIGTERM or SIGINT. It sends SIGTERM to all commands, kills what is left after five
 // seconds, and exits with 0.
 //
-// A signal that comes while the sandbox is asleep continues the processes first (package freeze).
+// A signal that comes while the sandbox is asleep continues the processes first (package freeze). One that tells it to
+// end waits for the archive of a sandbox that is being stopped, if there is one (agent.Stop). If that becomes whole the
+// processes are not continued: they are killed, and the agent exits with 0, because the sandbox goes on in another pod.
 //
 // Either way it reaps orphans. It exits with 1 when it cannot serve, and with 2 for wrong arguments.
 package main

@@ -84,6 +84,20 @@ func (c *runCommand) run(ctx context.Context, signals <-chan os.Signal, log *slo
 	if err != nil {
 		return err
 	}
+	pass := func(s os.Signal) (over bool) {
+		wake(freezer, s)
+		if over = c.forward(command, s); over {
+			end(processes)
+		}
+		return over
+	}
+	// held is the signal to end that waits for an archive.
+	var held os.Signal
+	archive := new(agent.Stop)
+	passHeld := func() (over bool) {
+		archive = new(agent.Stop)
+		return pass(held)
+	}
 	for {
 		select {
 		case err := <-failed:
@@ -97,9 +111,17 @@ func (c *runCommand) run(ctx context.Context, signals <-chan os.Signal, log *slo
 		case <-ctx.Done():
 			return nil
 		case s := <-signals:
-			wake(freezer, s)
-			if c.forward(command, s) {
-				end(processes)
+			if begun := handler.Stopping(); begun != nil && held == nil && ends(s) {
+				held, archive = s, begun
+			} else if pass(s) {
+				return nil
+			}
+		case <-archive.Awake:
+			if passHeld() {
+				return nil
+			}
+		case whole := <-archive.Ended:
+			if whole || passHeld() {
 				return nil
 			}
 		}
@@ -109,11 +131,16 @@ func (c *runCommand) run(ctx context.Context, signals <-chan os.Signal, log *slo
 // wake has the processes run, which would else get a signal only after the sandbox has slept. A sandbox that was told to
 // end does not fall asleep again.
 func wake(freezer *freeze.Freezer, s os.Signal) {
-	if s == syscall.SIGTERM || s == syscall.SIGINT || s == syscall.SIGQUIT {
+	if ends(s) {
 		freezer.End()
 		return
 	}
 	freezer.Wake()
+}
+
+// ends reports whether a signal tells the sandbox to end.
+func ends(s os.Signal) bool {
+	return s == syscall.SIGTERM || s == syscall.SIGINT || s == syscall.SIGQUIT
 }
 
 // sayServing logs that the agent serves, and how long after the begin of its process.
@@ -133,7 +160,7 @@ func (c *runCommand) sayServing(log *slog.Logger, at net.Addr) {
 
 // handler wires what serves the sandbox.
 func (c *runCommand) handler(table *children.Table, freezer *freeze.Freezer, log *slog.Logger) (
-	handler http.Handler, processes *process.Service, closeRest func(), err error,
+	handler *agent.Agent, processes *process.Service, closeRest func(), err error,
 ) {
 	keys, err := initbox.NewKeys(c.Key)
 	if err != nil {

@@ -188,6 +188,8 @@ func (t *Table) PodChanged(sb *Sandbox, p *pods.Pod) {
 	switch cause, lost := sb.Unfit(p); {
 	case lost && sb.Phase == fact.Released:
 		t.TryEnd(sb.ID)
+	case lost && t.outlives(sb, p):
+		t.Stop(sb, 0)
 	case lost:
 		t.End(sb, Lost, cause)
 	case cause != (fact.Cause{}):
@@ -203,9 +205,15 @@ func (sb *Sandbox) Unfit(p *pods.Pod) (cause fact.Cause, lost bool) {
 	if p == nil {
 		return fact.Because(fact.ReasonPodDeleted), true
 	}
-	switch seen := p.Seen(); {
-	case seen.Deleting || p.Gone():
+	if p.Seen().Deleting || p.Gone() {
 		return p.Removed(), true
+	}
+	return sb.unfitIn(p)
+}
+
+// unfitIn is Unfit for a pod that is there, and as if it were not being deleted.
+func (sb *Sandbox) unfitIn(p *pods.Pod) (cause fact.Cause, lost bool) {
+	switch seen := p.Seen(); {
 	case seen.Finished:
 		cause = seen.Cause
 		cause.Reason = cmp.Or(cause.Reason, fact.ReasonFailed)

@@ -247,8 +247,10 @@ func (t *Table) Frozen(id string, revision fact.Revision, ok bool, why string) {
 	case sb.Phase == fact.FallingAsleep:
 		t.fail(sb, why)
 	case sb.Phase == fact.Asleep && !ok: // its agent had continued the processes, and cannot stop them again
-		t.setEnd(sb, t.EndAfter(sb))
-		t.wakeUp(sb)
+		if !t.endsWithPod(sb) {
+			t.setEnd(sb, t.EndAfter(sb))
+			t.wakeUp(sb)
+		}
 	}
 }
 
@@ -270,7 +272,7 @@ func (t *Table) sleeps(sb *Sandbox) {
 func (t *Table) goesOn(sb *Sandbox) {
 	switch s := sb.sleep; {
 	case s.pending != 0 || !sb.Lives():
-	case sb.Phase == fact.Asleep && s.wake && len(s.stoppers) == 0:
+	case sb.Phase == fact.Asleep && s.wake && len(s.stoppers) == 0 && !t.leaves(sb):
 		t.wakeUp(sb)
 	case s.archive != nil:
 	case sb.Phase == fact.Asleep && s.stop:

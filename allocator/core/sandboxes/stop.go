@@ -36,6 +36,31 @@ func (t *Table) Cordoned(node string) {
 	}
 }
 
+// outlives reports whether a sandbox may outlive its pod, which is being deleted: it is asleep there, its processes are
+// stopped, and it may be stopped, or is about to be. What has the archive fail ends it.
+func (t *Table) outlives(sb *Sandbox, p *pods.Pod) bool {
+	if sb.Phase != fact.Asleep || sb.sleep.pending != 0 || sb.Sleep.StopAfter == 0 && !sb.sleep.stop || p.Gone() {
+		return false
+	}
+	cause, _ := sb.unfitIn(p)
+	return cause == (fact.Cause{}) && p.Removed().Reason != fact.ReasonNodeLost
+}
+
+// leaves reports whether the pod of a sandbox is being deleted. No sandbox wakes there.
+func (t *Table) leaves(sb *Sandbox) bool {
+	p := t.pods.Get(sb.Pod)
+	return p != nil && p.Seen().Deleting
+}
+
+// endsWithPod ends a sandbox if its pod is being deleted or is gone, and reports whether that is so.
+func (t *Table) endsWithPod(sb *Sandbox) bool {
+	cause, lost := sb.Unfit(t.pods.Get(sb.Pod))
+	if lost {
+		t.End(sb, Lost, cause)
+	}
+	return lost
+}
+
 // CanStop reports whether a sandbox sleeps and can be stopped, or is about to be, and another caller may wait for that.
 func (sb *Sandbox) CanStop() bool {
 	return sb.sleep != nil && sb.Phase >= fact.Running && sb.Phase < fact.Waking && sb.sleep.pending != fact.Waking && !sb.Archived() &&
@@ -74,6 +99,8 @@ func (t *Table) stopArchived(sb *Sandbox, ok bool, why, name string) {
 	s.archive = nil
 	switch {
 	case sb.Phase != fact.Asleep || s.pending != 0: // it wakes
+		return
+	case !ok && t.endsWithPod(sb):
 		return
 	case !ok:
 		s.stop = false
