@@ -29,7 +29,10 @@ func (w *world) settle() {
 			w.write(p, func(*Pod) {}) // whatever was refused is looked at again
 		}
 	}
-	for range 30 {
+	for i := range 30 {
+		if i < 10 && w.draw(4) == 0 { // most sandboxes that fall asleep do so here
+			w.evictSleeper()
+		}
 		w.quiesce()
 		for _, r := range w.routers {
 			if connected(r) {

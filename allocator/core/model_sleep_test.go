@@ -182,13 +182,12 @@ func (w *world) wakeCall() {
 	w.step(SetTimeout{Token: token, Scope: everyTeam, ID: id, Lifetime: time.Duration(1+w.draw(4)) * 15 * time.Second, Extend: true, Wake: true})
 }
 
-// evictSleeper deletes the pod of a sandbox that sleeps, as others than the core do it.
+// evictSleeper deletes the pod of a sandbox that is asleep, as others than the core do it.
 func (w *world) evictSleeper() {
-	if ids := w.sleepers(); len(ids) > 0 {
-		if p := w.podOf(ids[w.draw(len(ids))]); p != nil && p.exists && !p.Deleting {
-			w.write(p, func(p *Pod) { p.Deleting = true })
-		}
+	asleep := func(p *simPod) bool {
+		return p.exists && !p.Deleting && len(p.bound) > 0 && !w.left(p) && w.disk.sandboxes[p.bound[0]].Phase == Asleep
 	}
+	w.write(pick(w, w.pods, asleep), func(p *Pod) { p.Deleting = true })
 }
 
 // tellAgent has the agent of a pod that is being deleted continue the processes.
