@@ -4,6 +4,8 @@ import (
 	"reflect"
 	"slices"
 	"time"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
 )
 
 // settle lets everything work and expects rest: nothing endless, nothing left
@@ -29,9 +31,10 @@ func (w *world) settle() {
 			w.write(p, func(*Pod) {}) // whatever was refused is looked at again
 		}
 	}
+	evicted := map[string]bool{}
 	for i := range 30 {
-		if i < 10 && w.draw(4) == 0 { // most sandboxes that fall asleep do so here
-			w.evictSleeper()
+		if 0 < i && i < 20 && w.draw(2) == 0 { // most sandboxes that fall asleep do so here
+			evicted[w.evictSleeper()] = true
 		}
 		w.quiesce()
 		for _, r := range w.routers {
@@ -43,6 +46,11 @@ func (w *world) settle() {
 		w.check()
 	}
 	w.quiesce()
+	for _, id := range sorted(evicted) {
+		if s := w.disk.sandboxes[id]; s.Reason == fact.ReasonPodDeleted {
+			w.t.Fatalf("%s was asleep and may be stopped, and has ended with its pod: %+v", id, s)
+		}
+	}
 	w.checkAnswered()
 	w.checkAsleep()
 	w.checkPodsSettled()

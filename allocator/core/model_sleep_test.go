@@ -182,12 +182,18 @@ func (w *world) wakeCall() {
 	w.step(SetTimeout{Token: token, Scope: everyTeam, ID: id, Lifetime: time.Duration(1+w.draw(4)) * 15 * time.Second, Extend: true, Wake: true})
 }
 
-// evictSleeper deletes the pod of a sandbox that is asleep, as others than the core do it.
-func (w *world) evictSleeper() {
+// evictSleeper deletes the pod of a sandbox that is asleep, as others than the core do it. It returns the ID of the
+// sandbox if that may be stopped.
+func (w *world) evictSleeper() (id string) {
 	asleep := func(p *simPod) bool {
 		return p.exists && !p.Deleting && len(p.bound) > 0 && !w.left(p) && w.disk.sandboxes[p.bound[0]].Phase == Asleep
 	}
-	w.write(pick(w, w.pods, asleep), func(p *Pod) { p.Deleting = true })
+	p := pick(w, w.pods, asleep)
+	if p != nil && w.disk.sandboxes[p.bound[0]].Sleep.StopAfter > 0 {
+		id = p.bound[0]
+	}
+	w.write(p, func(p *Pod) { p.Deleting = true })
+	return id
 }
 
 // tellAgent has the agent of a pod that is being deleted continue the processes.

@@ -227,7 +227,7 @@ func (w *world) table(p profile) []action {
 			}
 		}},
 		{"pod deleted", func() { w.write(pick(w, w.pods, exists), func(p *Pod) { p.Deleting = true }) }},
-		{"sleeper evicted", w.evictSleeper},
+		{"sleeper evicted", func() { w.evictSleeper() }},
 		{"agent told to end", w.tellAgent},
 		{"pod removed", func() { w.remove(pick(w, w.pods, exists)) }},
 		{"pod moves", w.move},

@@ -113,6 +113,7 @@ func (c *runCommand) run(ctx context.Context, signals <-chan os.Signal, log *slo
 		case s := <-signals:
 			if begun := handler.Stopping(); begun != nil && held == nil && ends(s) {
 				held, archive = s, begun
+				log.Info("told to end while the files are archived, to be stopped: the processes stay as they are")
 			} else if pass(s) {
 				return nil
 			}
