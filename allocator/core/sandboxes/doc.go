@@ -56,6 +56,8 @@
 //   - A sandbox is stopped only when its archive is written, and while no router has its route. It keeps the name of the
 //     archive until the next stop is durable. A start after a stop that does not succeed ends no sandbox: it is stopped
 //     again. No router has ever had the route to the pod.
+//   - One that is asleep and may be stopped, or is about to be, is stopped when its pod is being deleted. It does not wake
+//     there, and ends with the pod if it is not stopped before.
 //   - A call to sleep, to stop, to wake or to archive is answered once, when that is durable and done, or is given up.
 //   - An archive alone moves no end: a sandbox wakes from it with the end that it had.
 //   - Of the sandboxes of a pool that are asleep beyond its bound those of the team with the most are stopped, the one
