@@ -96,7 +96,7 @@ func TestCoreAndJournalKeepTheirGuaranteesInAnyHistory(t *testing.T) {
 		if int(worlds.Load()) == len(profiles) && verdicts.Load() == 0 {
 			t.Error("nothing was ever released for being idle")
 		}
-		if int(worlds.Load()) == len(profiles) && min(sleeps.Load(), wakes.Load(), archives.Load(), stops.Load(), revivals.Load(), evictions.Load()) == 0 {
+		if !testing.Short() && int(worlds.Load()) == len(profiles) && min(sleeps.Load(), wakes.Load(), archives.Load(), stops.Load(), revivals.Load(), evictions.Load()) == 0 {
 			t.Errorf("%d sandboxes fell asleep, %d woke, %d archives were written, %d of stops, %d sandboxes ran in another pod, %d were evicted",
 				sleeps.Load(), wakes.Load(), archives.Load(), stops.Load(), revivals.Load(), evictions.Load())
 		}
