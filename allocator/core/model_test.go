@@ -66,6 +66,11 @@ var profiles = []profile{
 		"to router", "from router", "router acks", "router looks", "router pings", "router joins", "router breaks off", "router dies", "dead router found", "a request ends", "release",
 		"time passes", "time passes", "a moment passes", "a moment passes", "long time passes", "leader changes", "old leader works", "pod restarts", "stray", "sleeper evicted", "sleeper evicted", "agent told to end",
 	}},
+	{name: "stops and wakes", only: true, often: []string{
+		"cluster works", "cluster works", "cluster works", "cluster works", "cluster works", "cluster works", "claim", "request", "routers work", "routers work", "routers work", "routers work",
+		"stop", "stop", "stop", "wake", "wake", "wake", "archive", "request for a sleeper", "sleeper evicted", "journal well", "write well",
+		"router looks", "router pings", "a moment passes", "a moment passes", "time passes", "leader changes", "old leader works",
+	}},
 	{name: "use, silence and trouble", only: true, often: []string{
 		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "request", "request", "Envoy reads", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work", "routers work",
 		"to router", "to router", "from router", "from router", "router looks", "router pings", "router pings", "a request ends", "a request ends", "keep-alive", "journal",
