@@ -32,6 +32,8 @@ type use struct {
 	id    string
 	at    netip.AddrPort
 	envoy int
+	// pod is where it goes, or was about to go.
+	pod *simPod
 	// router has admitted it.
 	router *router
 	// began is when its answer was read, shows when looks show it, ends when it ends; 0: it
@@ -167,7 +169,7 @@ func (w *world) quiesced(r *router, e SendQuiesce) {
 // begins lets a request reach its pod: for a moment, for less than a second, or until
 // endUse ends it. Its Envoy may show it as late as it may connect.
 func (w *world) begins(q *request, at time.Duration) {
-	u := &use{id: q.id, at: netip.AddrPortFrom(q.at, 80), envoy: q.router.envoy, router: q.router, began: at, shows: at}
+	u := &use{id: q.id, pod: w.podOf(q.id), at: netip.AddrPortFrom(q.at, 80), envoy: q.router.envoy, router: q.router, began: at, shows: at}
 	switch w.draw(4) {
 	case 0, 1:
 		u.ends = at
@@ -211,7 +213,7 @@ func (w *world) passUses() {
 			w.active(u.id, until)
 		}
 	}
-	w.uses = slices.DeleteFunc(w.uses, func(u *use) bool { return !u.open(now) || w.podless(u.id) })
+	w.uses = slices.DeleteFunc(w.uses, func(u *use) bool { return !u.open(now) || w.podless(u) })
 }
 
 // showsOpen reports whether a router knows of a use. When the one that has admitted it must have gone stale,
@@ -225,10 +227,10 @@ func (w *world) showsOpen(u *use) bool {
 // stale is after how long without being heard the routes of a router must be stale for the leader.
 func (w *world) stale(r *router) time.Duration { return max(r.maxStale, w.core.cfg.MaxStale) }
 
-// podless reports whether there is nothing any more that a request for id could go to.
-func (w *world) podless(id string) bool {
-	p := w.podOf(id)
-	return p == nil || !p.exists
+// podless reports whether a use has nothing any more that it could go to. A sandbox that was stopped since has another pod.
+func (w *world) podless(u *use) bool {
+	p := w.podOf(u.id)
+	return p == nil || !p.exists || u.pod == nil || !u.pod.exists
 }
 
 // ---- what happens
