@@ -121,7 +121,7 @@ func (w *world) checkUnderWay() {
 			must("configure %s", s.ID)
 		}
 		if s.Ungranted() > 0 && s.Phase < Released {
-			if !slices.ContainsFunc(w.core.sandboxes.Granted(s.Grant()), func(o *sandboxes.Sandbox) bool { return o.Asking() || o.Phase == Releasing }) {
+			if !slices.ContainsFunc(w.core.sandboxes.Granted(s.Grant()), func(o *sandboxes.Sandbox) bool { return o.Asking() || o.StopsNow() || o.Phase == Releasing }) {
 				w.t.Fatalf("%s has no object, and no agent of its claim is asked", s.ID)
 			}
 			continue

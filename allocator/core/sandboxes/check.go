@@ -77,7 +77,7 @@ func (t *Table) check(sb *Sandbox) error {
 		return fmt.Errorf("it has routes: %v", routed)
 	case sb.Phase != fact.Ended && p != nil && p.Sandbox() != sb.ID:
 		return fmt.Errorf("its pod does not have it")
-	case p == nil && sb.HasPod() && (sb.Lives() && (sb.sleep == nil || sb.sleep.pending != fact.Stopped) || sb.Phase == fact.Released && complete && !t.pods.Blocked(sb.ID)):
+	case p == nil && sb.HasPod() && (sb.Lives() && !sb.StopsNow() || sb.Phase == fact.Released && complete && !t.pods.Blocked(sb.ID)):
 		return fmt.Errorf("its pod is gone")
 	case p != nil && sb.HasPod() && sb.Phase < fact.Released && p.State() != pods.Claimed, p != nil && !sb.HasPod() && p.State() != pods.Going, p != nil && sb.Phase == fact.Released && p.State() < pods.Released:
 		return fmt.Errorf("its pod is in state %d", p.State())

@@ -293,7 +293,7 @@ func (t *Table) Adopt(grant string) {
 		return
 	}
 	for _, sb := range members {
-		if sb.ungranted > 0 && sb.Phase < fact.Releasing {
+		if sb.ungranted > 0 && sb.Phase < fact.Releasing && !sb.StopsNow() {
 			sb.ungranted = 0
 			t.Show(sb)
 		}

@@ -126,7 +126,7 @@ func (sb *Sandbox) Bound() bool { return sb.bound }
 func (sb *Sandbox) Doomed() *fact.Cause { return sb.doomed }
 
 // Asking reports whether an agent that an earlier leader may have configured has not answered yet.
-func (sb *Sandbox) Asking() bool { return sb.asking && sb.Phase < fact.Releasing }
+func (sb *Sandbox) Asking() bool { return sb.asking && sb.Phase < fact.Releasing && !sb.StopsNow() }
 
 // Ungranted is how many sandboxes its claim needs, if it is not known whether an earlier leader has granted it; else 0.
 func (sb *Sandbox) Ungranted() int { return sb.ungranted }

@@ -150,6 +150,9 @@ func (t *Table) commitStop(sb *Sandbox, f *fact.SandboxFact, then func()) {
 	})
 }
 
+// StopsNow reports whether the fact that a sandbox is stopped is on its way into the journal.
+func (sb *Sandbox) StopsNow() bool { return sb.sleep != nil && sb.sleep.pending == fact.Stopped }
+
 // endDoomed ends a sandbox that could not end before: see defers.
 func (t *Table) endDoomed(sb *Sandbox) {
 	if doomed := sb.doomed; doomed != nil {
@@ -268,7 +271,7 @@ var startReasons = []string{
 // defers reports whether a sandbox cannot end now: that it is stopped, or has a pod again, is on its way into the journal.
 // It ends after that, unless the cause is its pod.
 func (t *Table) defers(sb *Sandbox, cause fact.Cause) bool {
-	if s := sb.sleep; s == nil || s.pending != fact.Stopped && !s.rebinding {
+	if s := sb.sleep; s == nil || !sb.StopsNow() && !s.rebinding {
 		return false
 	}
 	if sb.doomed == nil && !slices.Contains(startReasons, cause.Reason) {
