@@ -25,7 +25,7 @@ import (
 // The three take turns. The object store is a directory, so the upload is a copy on this machine. A wake ends with the
 // answer to the call: the files are restored then, and the sandbox runs.
 func BenchmarkStop(b *testing.B) {
-	const rounds = 10
+	const rounds = 5
 	bin, store := b.TempDir(), b.TempDir()
 	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc", "demo-sandbox", "agent"))
 	berth := harness.NewRun(b, history.Settings{}, "").Start(harness.Options{
@@ -76,7 +76,10 @@ func BenchmarkStop(b *testing.B) {
 				require.NoError(b, os.RemoveAll(dirs[kind])) // sandboxes here share the files of this machine
 				timed("wake_"+kind, http.StatusCreated, path+"/connect", `{"timeout":600}`)
 				require.NoError(b, g.release(id))
-				g.full(kind, 2)
+				require.Eventually(b, func() bool {
+					pool, err := berth.ReadPool(b.Context(), kind)
+					return err == nil && pool.Status.Warm == 2
+				}, time.Minute, 200*time.Millisecond)
 			}
 		}
 	}
