@@ -23,7 +23,7 @@ import (
 // the time that go test prints.
 var (
 	guests = make(chan struct{}, 4) // tests on the Berth that tests share
-	owners = make(chan struct{}, 3) // tests with a Berth to themselves
+	owners = make(chan struct{}, 2) // tests with a Berth to themselves
 	long   = make(chan struct{}, 1) // those of more than half a minute, so that none of them begins last
 )
 
