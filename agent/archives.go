@@ -103,8 +103,8 @@ func (a *Agent) Stopping() *Stop {
 	}
 }
 
-// stops notes that an archive begins, if it is one of a stop. Those alone have the configuration. The caller calls ended
-// when it has ended.
+// stops notes that an archive begins, if it is one of a stop. Those alone have the configuration. The caller calls
+// ended when it has ended.
 func (a *Agent) stops(o *initbox.FilesOrder) (ended func(whole bool)) {
 	if len(o.Seal) == 0 {
 		return func(bool) {}

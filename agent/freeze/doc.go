@@ -17,8 +17,8 @@
 // ends.
 //
 // [Freezer.Wake] and [Freezer.End] are for signals that the agent gets. After End nothing is stopped any more, so that
-// the sandbox can use its grace period. The agent calls neither when it is told to end while the sandbox is being stopped,
-// and its files are archived.
+// the sandbox can use its grace period. The agent calls neither when it is told to end while the sandbox is being
+// stopped, and its files are archived.
 //
 // # Which processes
 //
