@@ -12,8 +12,8 @@ TEST_FLAGS ?= -timeout 40m
 PREVIOUS := 84205fc
 
 # These judge a whole Berth. All but e2e judge it while its parts are killed: two of those at one
-# time would keep one another from making progress. e2e runs tests in parallel by itself. Its programs are those
-# that a user runs: the race detector would have the machine compute for half as long again.
+# time would keep one another from making progress. e2e runs tests in parallel by itself, and without the race
+# detector: its programs are those that a user runs.
 SUITES := ./e2e ./e2e/chaos ./e2e/reaping ./e2e/soak
 # What these test starts no goroutine. The race detector would find nothing and make them slow.
 CORE := ./allocator/core

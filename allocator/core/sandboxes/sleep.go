@@ -17,7 +17,8 @@ const (
 	freezeTries = 3
 	// tryAgain is the pause before a sandbox that has come to its end tries to fall asleep again.
 	tryAgain = 10 * time.Second
-	// maxWakers bounds the callers that wait for one sandbox to wake, and those that wait for it to be stopped. Some may be gone, and each can have a fact written.
+	// maxWakers bounds the callers that wait for one sandbox to wake, and those that wait for it to be stopped. Some may be
+	// gone, and each can have a fact written.
 	maxWakers = 1000
 )
 
