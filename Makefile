@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 # The race detector needs cgo.
 RACE := $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
-TEST_FLAGS ?= -timeout 40m
+TEST_FLAGS ?=
 # The latest commit of the previous minor version. Its programs and those of this one must work together.
 PREVIOUS := 84205fc
 
@@ -53,9 +53,9 @@ test: ground
 test-suites:
 	@failed=0; for suite in $(SUITES); do \
 		race=$(RACE); [ $$suite != ./e2e ] || race=; \
-		(set -x; go test $$race $(TEST_FLAGS) -count=1 $$suite) || failed=1; done; exit $$failed
+		(set -x; go test $$race -timeout 40m $(TEST_FLAGS) -count=1 $$suite) || failed=1; done; exit $$failed
 test-sequential:
-	nice -n 19 go test $(TEST_FLAGS) $(SEQUENTIAL)
+	nice -n 19 go test -timeout 25m $(TEST_FLAGS) $(SEQUENTIAL)
 # The race detector multiplies what this test measures, so it has none.
 test-memory:
 	nice -n 19 go test $(TEST_FLAGS) ./allocator -run '^TestFullJournalTakeoverNeedsHalfTheMemory$$'
@@ -64,7 +64,7 @@ test-memory:
 test-monitoring:
 	cd tools/monitoring && nice -n 19 go test $(TEST_FLAGS) -count=1 ./...
 test-packages:
-	nice -n 19 go test $(RACE) $(TEST_FLAGS) -p 3 $$(go list ./... | grep -v -x -F "$$(go list $(SUITES) $(SEQUENTIAL))")
+	nice -n 19 go test $(RACE) -timeout 20m $(TEST_FLAGS) -p 3 $$(go list ./... | grep -v -x -F "$$(go list $(SUITES) $(SEQUENTIAL))")
 
 ## test-short: the tests that need no real parts, in seconds
 .PHONY: test-short

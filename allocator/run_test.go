@@ -167,7 +167,11 @@ func TestHangingHookDoesNotDelayTheTermsEnd(t *testing.T) {
 			a := newReplica(t, api)
 			tm, stop, done := start(t, a)
 			tm.do(core.StartSandbox{Sandbox: core.Sandbox{Binding: core.Binding{ID: "k3x9"}, Pool: poolKey, IP: at.Addr()}})
-			<-called
+			select {
+			case <-called:
+			case <-time.After(time.Minute):
+				t.Fatal("the hook is not called")
+			}
 			stop()
 			select {
 			case err := <-done:

@@ -83,12 +83,24 @@ func keyOf(p *v1alpha1.SandboxPool) core.PoolKey {
 // List returns the pools and the resource version of that list, read from the API server's store.
 // It retries until ctx ends.
 func (p *Pools) List(ctx context.Context) (all []core.Pool, version string, err error) {
-	return kube.List(ctx, p.resource, p.o.Log, func(page *v1alpha1.SandboxPoolList) (pools []core.Pool) {
+	listed := map[core.PoolKey]bool{}
+	all, version, err = kube.List(ctx, p.resource, p.o.Log, func(page *v1alpha1.SandboxPoolList) (pools []core.Pool) {
 		for i := range page.Items {
 			pools = append(pools, p.keep(&page.Items[i]))
+			listed[keyOf(&page.Items[i])] = true
 		}
 		return pools
 	})
+	if err != nil {
+		return nil, "", err
+	}
+	// An earlier list can have come after the watch had reported a deletion, and have brought that pool back.
+	for _, pool := range p.All() {
+		if !listed[keyOf(pool)] && kube.Older(pool.ResourceVersion, version) {
+			p.forget(pool)
+		}
+	}
+	return all, version, nil
 }
 
 // Get returns the latest observation of a pool, for making a pod from it. It returns false if the
@@ -349,11 +361,7 @@ func (p *Pools) maintain(ctx context.Context, pool *v1alpha1.SandboxPool, counts
 			}
 		}
 	}
-	switch {
-	case apierrors.IsNotFound(err):
-		p.forget(pool) // a list that was read before the deletion may have come after the watch has reported that
-		return
-	case apierrors.IsConflict(err):
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return // the pool has changed: the watch delivers it before a later turn
 	}
 	if err != nil && ctx.Err() == nil {

@@ -24,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/rest"
@@ -210,12 +209,17 @@ func TestListKeepsWhatTheWatchHasSeenSince(t *testing.T) {
 		pool.Finalizers, pool.ResourceVersion, pool.UID = []string{v1alpha1.PoolFinalizer}, version, "u"
 		return pool
 	}
+	var list atomic.Pointer[v1alpha1.SandboxPoolList]
+	listed := func(version string, items ...v1alpha1.SandboxPool) {
+		list.Store(&v1alpha1.SandboxPoolList{
+			TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SandboxPoolList"},
+			ListMeta: metav1.ListMeta{ResourceVersion: version}, Items: items,
+		})
+	}
+	listed("9", *object("9"))
 	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		switch {
-		case r.Method == http.MethodPatch:
-			w.WriteHeader(http.StatusNotFound)
-			_ = json.NewEncoder(w).Encode(apierrors.NewNotFound(schema.GroupResource{Resource: "sandboxpools"}, "python").ErrStatus)
 		case r.URL.Query().Get("sendInitialEvents") != "":
 			http.Error(w, "list, then watch", http.StatusBadRequest)
 		case r.URL.Query().Get("watch") != "":
@@ -223,10 +227,7 @@ func TestListKeepsWhatTheWatchHasSeenSince(t *testing.T) {
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 		default:
-			_ = json.NewEncoder(w).Encode(v1alpha1.SandboxPoolList{
-				TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SandboxPoolList"},
-				ListMeta: metav1.ListMeta{ResourceVersion: "9"}, Items: []v1alpha1.SandboxPool{*object("9")},
-			})
+			_ = json.NewEncoder(w).Encode(list.Load())
 		}
 	}))
 	defer apiServer.Close()
@@ -245,16 +246,22 @@ func TestListKeepsWhatTheWatchHasSeenSince(t *testing.T) {
 	var running errgroup.Group
 	running.Go(func() error { return p.Run(ctx) })
 	require.Eventually(t, func() bool { return version() == "12" }, time.Minute, time.Millisecond)
-	_, _, err = p.List(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, "12", version())
-
-	// A pool that a list brings back after its deletion is forgotten as soon as it is written.
-	running.Go(func() error {
-		p.Maintain(ctx, func(context.Context, core.PoolKey) (core.Counts, bool) { return core.Counts{}, true })
-		return nil
-	})
-	require.Eventually(t, func() bool { return version() == "" }, time.Minute, time.Millisecond)
+	for _, c := range []struct {
+		why, version string
+		items        []v1alpha1.SandboxPool
+		want         string
+	}{
+		{"an older state", "9", []v1alpha1.SandboxPool{*object("9")}, "12"},
+		{"before the pool was made", "8", nil, "12"},
+		{"after its deletion", "13", nil, ""},
+		{"before its deletion", "12", []v1alpha1.SandboxPool{*object("12")}, "12"},
+		{"after its deletion, again", "13", nil, ""},
+	} {
+		listed(c.version, c.items...)
+		_, _, err = p.List(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, c.want, version(), c.why)
+	}
 	stop()
 	require.NoError(t, running.Wait())
 }
