@@ -92,6 +92,9 @@ func ablations() []*scenario {
 		args: []string{"--envoy-admin=/nowhere"},
 	})
 	all = append(all, &scenario{name: "one-worker", about: "Envoy with one worker", kind: kindBerth, concurrency: 1})
+	all = append(all,
+		&scenario{name: "traces-1", about: "traces of 1 % of the requests", kind: kindBerth, traces: 1},
+		&scenario{name: "traces-100", about: "traces of all requests", kind: kindBerth, traces: 100})
 	withEnv("gogc-100", "the router with GOGC=100", "GOGC=100")
 	withEnv("gogc-400", "the router with GOGC=400", "GOGC=400")
 	withEnv("procs-1", "the router with GOMAXPROCS=1", "GOMAXPROCS=1")

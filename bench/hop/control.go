@@ -7,7 +7,9 @@ import (
 	"io"
 	"net"
 	"slices"
+	"sync/atomic"
 
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/grpc"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
@@ -22,6 +24,8 @@ type leader struct {
 	server *grpc.Server
 
 	routes []*controlv1.Route
+	// spans are how many a collector of traces has received.
+	spans atomic.Int64
 }
 
 func startLeader(sandboxes int) (*leader, error) {
@@ -35,8 +39,27 @@ func startLeader(sandboxes int) (*leader, error) {
 		s.routes = append(s.routes, route)
 	}
 	controlv1.RegisterControlServer(s.server, s)
+	collector.RegisterTraceServiceServer(s.server, traces{leader: s})
 	go func() { _ = s.server.Serve(l) }() // ends with Stop
 	return s, nil
+}
+
+// traces is a collector that counts.
+type traces struct {
+	collector.UnimplementedTraceServiceServer
+	leader *leader
+}
+
+// Export implements OTLP.
+func (t traces) Export(
+	_ context.Context, request *collector.ExportTraceServiceRequest,
+) (*collector.ExportTraceServiceResponse, error) {
+	for _, r := range request.GetResourceSpans() {
+		for _, scope := range r.GetScopeSpans() {
+			t.leader.spans.Add(int64(len(scope.GetSpans())))
+		}
+	}
+	return &collector.ExportTraceServiceResponse{}, nil
 }
 
 // Session implements the control protocol.

@@ -17,10 +17,10 @@ type node = map[string]any
 type sockets struct{ router, admin string }
 
 // berthConfig is Berth's own bootstrap. Its admin interface shows in addition what the benchmark reads.
-func berthConfig(s sockets) (node, error) {
+func berthConfig(s sockets, traces *envoy.Traces) (node, error) {
 	bootstrap, err := envoy.Bootstrap(envoy.Settings{
 		Listen:       netip.MustParseAddrPort("127.0.0.1:0"),
-		RouterSocket: s.router, AdminSocket: s.admin,
+		RouterSocket: s.router, AdminSocket: s.admin, Traces: traces,
 	})
 	if err != nil {
 		return nil, err

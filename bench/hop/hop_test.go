@@ -11,9 +11,10 @@ import (
 func TestEveryAblationChangesTheConfiguration(t *testing.T) {
 	for _, c := range ablations() {
 		t.Run(c.name, func(t *testing.T) {
-			whole, err := berthConfig(sockets{"/r", "/a"})
+			site := &site{leader: &leader{addr: "127.0.0.1:1"}}
+			whole, err := berthConfig(sockets{"/r", "/a"}, nil)
 			require.NoError(t, err)
-			changed, err := (*site)(nil).config(c, sockets{"/r", "/a"})
+			changed, err := site.config(c, sockets{"/r", "/a"})
 			require.NoError(t, err)
 			if c.change != nil {
 				require.NoError(t, c.change(changed))

@@ -274,6 +274,9 @@ func (s *site) ablate(o options) error {
 		}
 		for _, c := range all {
 			s.stop(c)
+			if c.traces > 0 && s.leader.spans.Load() == 0 {
+				return fmt.Errorf("scenario %s: no span has arrived", c.name)
+			}
 		}
 	}
 	return report.write(o.out, "ablation")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,6 +42,8 @@ type scenario struct {
 	once bool
 	// env and args are added to those of the router.
 	env, args []string
+	// traces is the percentage of requests that Envoy and the router trace.
+	traces float64
 	// concurrency of Envoy; 0: the default of the chart.
 	concurrency int
 
@@ -147,6 +150,9 @@ func (s *site) start(c *scenario) error {
 			"--domain=" + table.Domain, "--allocator=" + s.leader.addr, "--pod-cidrs=127.64.0.0/10",
 			"--socket=" + in.router, "--envoy-admin=" + in.admin, "--admin-listen=" + admin, "--log-level=warn",
 		}, c.args...)
+		if c.traces > 0 {
+			args = append(args, "--traces-to=http://"+s.leader.addr)
+		}
 		if c.router, err = s.run(c, "router", c.env, nil, filepath.Join(s.bin, "extproc"), args...); err == nil {
 			config, err = s.config(c, in)
 		}
@@ -170,9 +176,14 @@ func namespaceOf(c *scenario) string {
 	return "stock"
 }
 
-func (*site) config(c *scenario, in sockets) (node, error) {
+func (s *site) config(c *scenario, in sockets) (node, error) {
 	if (c.kind == kindBerth) != c.crossed {
-		return berthConfig(in)
+		var traces *envoy.Traces
+		if c.traces > 0 {
+			to := netip.MustParseAddrPort(s.leader.addr)
+			traces = &envoy.Traces{To: envoy.Endpoint{Host: to.Addr().String(), Port: to.Port()}, Percent: c.traces}
+		}
+		return berthConfig(in, traces)
 	}
 	return plainConfig(in, namespaceOf(c))
 }
