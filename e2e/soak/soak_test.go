@@ -74,11 +74,17 @@ func newGround(t *testing.T) *ground {
 		p.Spec.WakeOnTraffic = true
 		p.Spec.MaxPods = new(int32)
 		*p.Spec.MaxPods = mostPods
-		container := &p.Spec.Template.Spec.Containers[0]
-		container.Args = append(container.Args, "--record="+g.records)
+		g.record(p)
 	})
 	g.createStopPools()
 	return g
+}
+
+// record has the pods of a pool write down what reaches them. A request that comes late may reach the next pod at the
+// address, whatever pool that is of.
+func (g *ground) record(p *v1alpha1.SandboxPool) {
+	container := &p.Spec.Template.Spec.Containers[0]
+	container.Args = append(container.Args, "--record="+g.records)
 }
 
 // mostDurations bounds how long faults are made when too little happens, in *durationFlag.

@@ -111,6 +111,7 @@ func (g *ground) createStopPools() {
 		g.CreatePool(fmt.Sprintf("soak-stop-%d", i), 2, func(p *v1alpha1.SandboxPool) {
 			p.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: sandboxaccess.AgentPort}
 			p.Spec.Snapshot = &v1alpha1.PoolSnapshot{Paths: []string{g.stopDir(i)}}
+			g.record(p)
 		})
 	}
 }
