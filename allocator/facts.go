@@ -41,14 +41,14 @@ func toRecord(f core.Fact) (journal.Record, error) {
 			Phase: phases[s.Phase], Reason: s.Reason, DefaultPort: uint32(s.DefaultPort), Ports: ports(s.Ports), Restarts: uint32(s.Restarts),
 			IdleTimeout: s.IdleTimeout.Microseconds(), MinBytesPerMinute: s.MinBytes, LifetimeEnd: micros(s.LifetimeEnd), StartBy: micros(s.StartBy),
 			Access: journalv1.Access(s.Access), MaskHost: s.MaskHost, HttpsPorts: ports(s.HTTPSPorts),
-			AgentPort: uint32(s.Agent.Port), AgentPublic: s.Agent.Public, Ungranted: uint32(s.Ungranted),
+			AgentPort: uint32(s.Agent.Port), AgentPublic: s.Agent.Public, AgentEgress: s.Agent.Egress, Ungranted: uint32(s.Ungranted),
 			StartedAt: micros(s.StartedAt), Message: s.Message, ExitCode: s.ExitCode,
 			Lifetime: s.Lifetime.Microseconds(), SleepWhenIdle: s.Sleep.WhenIdle, SleepAtEnd: s.Sleep.AtEnd, WakeOnTraffic: s.Sleep.WakeOnTraffic,
 			AsleepAt: micros(s.AsleepAt), Wakeable: s.Wakeable,
 			StopAfter: s.Sleep.StopAfter.Microseconds(), Incarnation: uint32(s.Incarnation), Archive: s.Archive,
 		}}
 	case *core.SessionFact:
-		session := &journalv1.Session{Left: s.Left, From: s.From, Earlier: s.Earlier}
+		session := &journalv1.Session{Left: s.Left, From: s.From, Earlier: s.Earlier, Egress: s.Egress}
 		if !s.Assumed {
 			session.MaxStaleNanos = uint64(s.MaxStale)
 		}
@@ -105,7 +105,7 @@ func sandboxOf(key, namespace string, s *journalv1.Sandbox, revision core.Revisi
 			LifetimeEnd: moment(s.GetLifetimeEnd()), StartBy: moment(s.GetStartBy()),
 			IdleTimeout: time.Duration(s.GetIdleTimeout()) * time.Microsecond, MinBytes: s.GetMinBytesPerMinute(),
 			Team: s.GetTeam(), User: s.GetUser(), IdempotencyKey: s.GetIdempotencyKey(), Batch: s.GetBatch(),
-			MaskHost: s.GetMaskHost(), Agent: core.Agent{Port: uint16(s.GetAgentPort()), Public: s.GetAgentPublic()},
+			MaskHost: s.GetMaskHost(), Agent: core.Agent{Port: uint16(s.GetAgentPort()), Public: s.GetAgentPublic(), Egress: s.GetAgentEgress()},
 			Lifetime: time.Duration(s.GetLifetime()) * time.Microsecond,
 			Sleep: core.SleepPolicy{
 				WhenIdle: s.GetSleepWhenIdle(), AtEnd: s.GetSleepAtEnd(), WakeOnTraffic: s.GetWakeOnTraffic(),
@@ -162,7 +162,7 @@ func retirementOf(key, namespace string, s *journalv1.Retirement) (*core.Retirem
 func sessionOf(key string, s *journalv1.Session, format uint32) *core.SessionFact {
 	session := &core.SessionFact{
 		ID: strings.TrimPrefix(key, sessionPrefix), From: s.GetFrom(), Left: s.GetLeft(), Earlier: s.GetEarlier(),
-		MaxStale: time.Duration(s.GetMaxStaleNanos()), Longer: format >= longerFormat,
+		MaxStale: time.Duration(s.GetMaxStaleNanos()), Longer: format >= longerFormat, Egress: s.GetEgress(),
 	}
 	copy(session.Gateway[:], s.GetGatewayHash())
 	if session.MaxStale == 0 && !session.Earlier { // every leader adds its own value to those of an earlier journal

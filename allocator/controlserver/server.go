@@ -101,6 +101,8 @@ type Server struct {
 type stream struct {
 	id    uint64
 	queue chan []*controlv1.AllocatorMessage
+	// egress: its router is an egress router.
+	egress bool
 	// cut is closed when the stream must end. err is the reason.
 	cut  chan struct{}
 	once sync.Once
@@ -176,11 +178,12 @@ func (s *Server) Session(rpc rpcStream) error {
 	}
 
 	st := s.add()
+	st.egress = join.GetEgress()
 	defer s.remove(st)
 	var hash core.Gateway // of an earlier version: zero
 	copy(hash[:], join.GetGatewayHash())
 	router, from, maxStale := join.GetRouterId(), addressOf(rpc.Context()), time.Duration(join.GetMaxStaleNanos())
-	leader.Submit(core.SessionJoined{Session: router, Stream: st.id, From: from, MaxStale: maxStale, Gateway: hash})
+	leader.Submit(core.SessionJoined{Session: router, Stream: st.id, From: from, MaxStale: maxStale, Gateway: hash, Egress: join.GetEgress()})
 	defer leader.Submit(core.SessionLeft{Session: router, Stream: st.id})
 	s.o.Log.Info("router joined", zap.String("router", router), zap.String("address", from), zap.Duration("maxStale", maxStale))
 	if maxStale > s.o.MaxStale {
@@ -315,7 +318,7 @@ func (s *Server) send(rpc rpcStream, leader Leader, st *stream) error {
 		case <-changed:
 			messages, changed = s.keys(leader.Term())
 		case messages = <-st.queue:
-			if messages[len(messages)-1].GetSnapshot() != nil {
+			if messages[len(messages)-1].GetSnapshot() != nil && !st.egress {
 				var keys []*controlv1.AllocatorMessage
 				keys, changed = s.keys(leader.Term())
 				messages = append(messages, keys...)

@@ -210,7 +210,7 @@ func (c *Core) routerSaid(ev Event) {
 	case Report:
 		c.routers.report(ev)
 	case Quiesced:
-		if s := c.routers.members.OfStream(ev.Stream); s != nil {
+		if s := c.routers.members.OfStream(ev.Stream); s != nil && !s.Egress {
 			c.decide(c.idle.Answer(s.ID, ev.Number, ev.Activities, ev.Blind, c.Now.Boot))
 		}
 	case Probed:
@@ -360,7 +360,7 @@ func (c *Core) tick() {
 		c.pools.TickPool(pool, c.claims.Lacking(pool.Key))
 	}
 	// No router of an earlier term can have a route to an orphan any more.
-	if c.Now.Boot >= c.started.Boot+c.cfg.Lease+c.cfg.expiry(c.routers.longest)+c.cfg.ConnectWindow {
+	if c.Now.Boot >= c.started.Boot+c.cfg.Lease+c.cfg.expiry(c.routers.longest, false)+c.cfg.ConnectWindow {
 		c.pods.RetireOrphans()
 	}
 	c.pods.Tick()

@@ -41,7 +41,7 @@ func (r *routers) declaredDead(s *member.Session, d *member.Declaration, said *D
 	} else {
 		fences = r.fences.CountByRouter()[s.ID]
 		r.end(s, false, r.Now.Boot) // its Envoy has ended with it
-		r.members.Ban(s.ID, revision, fences, r.Now.Boot+r.cfg.expiry(s.MaxStale))
+		r.members.Ban(s.ID, revision, fences, r.Now.Boot+r.cfg.expiry(s.MaxStale, s.Egress))
 		r.Emit(SessionDeclaredDead{Session: s.ID, From: s.From, Declaration: *said, Fences: fences})
 	}
 	for _, token := range d.Tokens {

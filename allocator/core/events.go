@@ -162,13 +162,14 @@ type (
 
 	// SessionJoined: a router opened a stream. Stream numbers are not reused within a term. From
 	// is its address, for people. MaxStale is its own. Gateway is the hash of the secret of its gateway;
-	// zero: it has none.
+	// zero: it has none. Egress: it is an egress router, which it stays.
 	SessionJoined struct {
 		Session  string
 		Stream   uint64
 		From     string
 		MaxStale time.Duration
 		Gateway  Gateway
+		Egress   bool
 	}
 	// EarlierSeen: a router may still serve routes of another journal, with this ID. MaxStale is
 	// that of the router. It comes before the router's SessionJoined.

@@ -19,7 +19,7 @@ func (c *Core) startFence(sb *sandboxes.Sandbox) {
 	}
 	var routers []string
 	for _, s := range c.routers.members.All() {
-		if s.Durable { // others have no route
+		if s.Durable && s.Has(sb.Agent) { // others have no route
 			routers = append(routers, s.ID)
 		}
 	}

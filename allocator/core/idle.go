@@ -64,6 +64,9 @@ func (c *Core) reapIdle() {
 			questions[i] = Question{ID: id, MinBytes: s.MinBytes}
 		}
 		for _, s := range c.routers.members.Reachable() {
+			if s.Egress {
+				continue
+			}
 			c.Emit(SendQuiesce{Stream: s.Stream, Number: ask.Round, Questions: questions})
 		}
 	}

@@ -77,7 +77,10 @@ func (w *world) checkSent() {
 			continue // nothing is asked for; its sandboxes are being released
 		}
 		for _, r := range w.routers {
-			if s := w.core.routers.members.Get(r.id); !connected(r) || s == nil || !s.Durable { // the last two: it was sent nothing yet
+			if session := w.core.routers.members.Get(r.id); !connected(r) || session == nil || !session.Durable { // the last two: it was sent nothing yet
+				continue
+			}
+			if r.egress && !s.Agent.Egress {
 				continue
 			}
 			sent, ok := r.sent[s.ID]

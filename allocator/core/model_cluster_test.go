@@ -17,6 +17,7 @@ type simRecord struct {
 type simPool struct {
 	Pool
 	exists, everDeleting bool
+	egress               bool // what leaves its pods goes through the egress gateway
 	everReleasing        bool // its deletion releases its sandboxes
 	watch                []Event
 	shown                Pool // as the shell last saw it: pods are made from its template
@@ -498,7 +499,7 @@ func (w *world) create(e CreatePod, luck int) Event {
 		w.extra++ // made twice, removed in between: too rare to be worth a rule
 	}
 	uid := fmt.Sprintf("uid%02d", len(w.pods))
-	made := &simPod{exists: true, Pod: Pod{Key: PodKey{Namespace: e.Pool.Namespace, Name: e.Name, UID: uid}, Pool: e.Pool.Name, Template: p.shown.Template, Metadata: p.shown.Metadata, AgentPort: p.shown.Agent.Port, CreatedAt: w.now.Wall, Recyclable: p.shown.Recycle, CPURequest: "1"}}
+	made := &simPod{exists: true, Pod: Pod{Key: PodKey{Namespace: e.Pool.Namespace, Name: e.Name, UID: uid}, Pool: e.Pool.Name, Template: p.shown.Template, Metadata: p.shown.Metadata, AgentPort: p.shown.Agent.Port, Egress: p.egress && p.shown.Agent.Port != 0, CreatedAt: w.now.Wall, Recyclable: p.shown.Recycle, CPURequest: "1"}}
 	if made.Recyclable {
 		made.Key.Life = 1
 	}

@@ -49,7 +49,7 @@ func (w *world) anyRequest() {
 // request is one that Envoy asks a router about. Messages may arrive at any moment
 // between the look-up and the answer.
 func (w *world) request(r *router, id string) {
-	if r == nil {
+	if r == nil || r.egress { // the end of what an egress router has admitted is part of its acknowledgement
 		return
 	}
 	key := sandboxid.MustKey(id)

@@ -21,6 +21,8 @@ type router struct {
 	cache   *routecache.Cache
 	answers *admission.Answers
 	tracker *lastactive.Tracker
+	// egress: it has the rules of sandboxes instead of routes, and uses none of them.
+	egress bool
 	// gateway is that of its Envoy; zero: it is of an earlier version.
 	gateway Gateway
 	// maxStale is its own: that of the leaders, longer or shorter.
@@ -85,9 +87,12 @@ var over = func() context.Context {
 	return ctx
 }()
 
+// egressEnvoy is that of the egress gateway.
+const egressEnvoy = 7
+
 func (w *world) addRouter(envoy int) *router {
 	r := &router{
-		id: "router" + strconv.Itoa(len(w.routers)), envoy: envoy, slow: w.draw(2) == 1, looksAt: -1,
+		id: "router" + strconv.Itoa(len(w.routers)), envoy: envoy, egress: envoy == egressEnvoy, slow: w.draw(2) == 1, looksAt: -1,
 		maxStale: []time.Duration{maxStale, 2 * maxStale, maxStale / 2}[w.draw(3)],
 		gone:     map[string]bool{}, held: map[string]bool{}, over: map[string]bool{}, answers: admission.NewAnswers(),
 	}
@@ -221,7 +226,7 @@ func (w *world) join(r *router) {
 	w.lastStream++
 	r.stream, r.cut, r.joined, r.sequence, r.applied, r.acked, r.in, r.out, r.pings = w.lastStream, false, false, 0, 0, 0, nil, nil, map[uint64]time.Duration{}
 	r.sent, r.ending, r.asking, r.ponged = map[string]Sandbox{}, nil, nil, 0
-	w.step(SessionJoined{Session: r.id, Stream: r.stream, MaxStale: r.maxStale, Gateway: r.gateway})
+	w.step(SessionJoined{Session: r.id, Stream: r.stream, MaxStale: r.maxStale, Gateway: r.gateway, Egress: r.egress})
 	w.ping(r)
 }
 
@@ -299,7 +304,9 @@ func (w *world) stopRouter(r *router) {
 	}
 	nonce := r.ponged
 	r.tracker.Look(context.Background())
-	if r.stream != 0 {
+	if r.egress && r.stream != 0 {
+		r.out = append(r.out, SessionGoodbye{Session: r.id, Stream: r.stream, Gateway: r.gateway})
+	} else if r.stream != 0 {
 		last := w.toReport(r, r.tracker.FinalReportNow(), nonce, false)
 		r.out = append(r.out, last, SessionGoodbye{Session: r.id, Stream: r.stream, Looked: last.Blind == "", Gateway: r.gateway})
 	}
@@ -393,6 +400,9 @@ func (w *world) toRouter(r *router) {
 		w.t.Fatalf("%s got %T before the snapshot", r.id, m.effect)
 	}
 	route := func(s Sandbox) routecache.Route {
+		if r.egress && !s.Agent.Egress {
+			w.t.Fatalf("%s is an egress router, and receives %s, which it has no rules of", r.id, s.ID)
+		}
 		if r.gone[s.ID] {
 			w.t.Fatalf("%s receives a route to %s after the release", r.id, s.ID)
 		}
@@ -450,6 +460,9 @@ func (w *world) toRouter(r *router) {
 	case SendQuiesce:
 		w.quiesced(r, e)
 	case SendResume:
+		if r.egress {
+			w.t.Fatalf("%s is an egress router, and hears of a verdict about %v", r.id, e.IDs)
+		}
 		for _, id := range e.IDs {
 			r.cache.Resume(id)
 			delete(r.held, id)

@@ -268,7 +268,7 @@ func (w *world) table(p profile) []action {
 		{"router stops", func() { w.stopRouter(pick(w, w.routers, connected)) }},
 		{"another router beside an Envoy", func() {
 			if living := slices.DeleteFunc(slices.Clone(w.routers), func(r *router) bool { return r.dead }); len(living) < 4 {
-				w.addRouter(w.draw(2))
+				w.addRouter([]int{0, 1, egressEnvoy}[w.draw(3)])
 			}
 		}},
 		{"one direction breaks", func() {

@@ -99,7 +99,7 @@ func (w *world) look(r *router) (look.Look, error) {
 
 // looks has a router look once, and say what it has seen.
 func (w *world) looks(r *router) {
-	if r == nil || r.dead || r.frozen {
+	if r == nil || r.dead || r.frozen || r.egress {
 		return
 	}
 	r.lookedAt = w.now.Boot
@@ -125,7 +125,7 @@ func (w *world) looks(r *router) {
 
 // reports has a router say what it knows.
 func (w *world) reports(r *router, all bool, nonce uint64) {
-	if r.stream == 0 || !r.joined {
+	if r.stream == 0 || !r.joined || r.egress {
 		return
 	}
 	r.out = append(r.out, w.toReport(r, r.tracker.Report(all), nonce, all))
@@ -157,6 +157,9 @@ type question struct {
 
 // quiesced has a router hold the requests for sandboxes, and look.
 func (w *world) quiesced(r *router, e SendQuiesce) {
+	if r.egress {
+		w.t.Fatalf("%s is an egress router, and is asked about %v", r.id, ids(e))
+	}
 	r.asking = &question{number: e.Number, ids: ids(e)}
 	for _, id := range r.asking.ids {
 		if !r.cache.Quiesce(id) {

@@ -125,7 +125,7 @@ func newWorld(t tb, draws func(int) int) *world {
 	}
 }
 
-// anyWorld is one with two pools and two routers.
+// anyWorld is one with two pools and two routers, and perhaps an egress router.
 func anyWorld(t tb, draws func(int) int) *world {
 	w := newWorld(t, draws)
 	for _, name := range []string{"a", "b"} {
@@ -135,10 +135,13 @@ func anyWorld(t tb, draws func(int) int) *world {
 			Sleep:       fact.SleepPolicy{WhenIdle: w.draw(3) == 2, AtEnd: w.draw(3) == 2, WakeOnTraffic: w.draw(2) == 1, StopAfter: []time.Duration{0, 0, 20 * time.Second}[w.draw(3)]},
 			MaxAsleep:   []int{0, 0, 1, 2}[w.draw(4)],
 			MaxLifetime: []time.Duration{0, 0, 2 * time.Minute}[w.draw(3)], StartupTimeout: []time.Duration{0, 20 * time.Second}[w.draw(2)],
-		})
+		}).egress = w.draw(2) == 1
 	}
 	for i := range 2 {
 		w.addRouter(i % (1 + w.draw(2)))
+	}
+	if w.draw(2) == 1 {
+		w.addRouter(egressEnvoy)
 	}
 	w.lead()
 	if w.draw(2) == 1 {
@@ -147,9 +150,11 @@ func anyWorld(t tb, draws func(int) int) *world {
 	return w
 }
 
-func (w *world) addPool(p Pool) {
+func (w *world) addPool(p Pool) *simPool {
 	p.Template, p.DefaultPort = "t1", 80
-	w.pools = append(w.pools, &simPool{exists: true, Pool: p})
+	made := &simPool{exists: true, Pool: p}
+	w.pools = append(w.pools, made)
+	return made
 }
 
 // lead elects a leader and lets it take over the journal and read what is there,

@@ -56,7 +56,7 @@ func (c *Core) recoverSandboxes(st State) error {
 		c.routers.longest = max(c.routers.longest, f.MaxStale())
 	}
 	for _, sb := range c.sandboxes.ByEnd() {
-		if err := c.sandboxes.Recover(sb, recoveryMargin+2*c.cfg.expiry(c.routers.longest)); err != nil {
+		if err := c.sandboxes.Recover(sb, recoveryMargin+2*c.cfg.expiry(c.routers.longest, false)); err != nil {
 			return err
 		}
 		c.claims.Recovered(sb)

@@ -14,9 +14,12 @@ import (
 
 // expiry is how long after the receipt of its last ping a router with this max-stale counts as
 // serving its routes: that max-stale, or the one of the allocators if it is longer, and 1 % for
-// clocks that run at different speeds.
-func (c Config) expiry(maxStale time.Duration) time.Duration {
-	longer := max(maxStale, c.MaxStale)
+// clocks that run at different speeds. Every egress router has said its own, so that one counts alone.
+func (c Config) expiry(maxStale time.Duration, egress bool) time.Duration {
+	longer := maxStale
+	if !egress {
+		longer = max(maxStale, c.MaxStale)
+	}
 	return longer + longer/100
 }
 
@@ -46,7 +49,7 @@ type routers struct {
 // handed to the writer is withdrawn, because the router lives.
 func (r *routers) join(ev SessionJoined) {
 	r.longest = max(r.longest, ev.MaxStale)
-	ok, banned, withdrawn := r.members.MayJoin(ev.Session, ev.Gateway)
+	ok, banned, withdrawn := r.members.MayJoin(ev.Session, ev.Gateway, ev.Egress)
 	for _, token := range withdrawn {
 		r.Emit(DeadDeclared{Token: token, Status: DeclareConnected})
 	}
@@ -67,8 +70,10 @@ func (r *routers) join(ev SessionJoined) {
 		r.Emit(CloseStream{Stream: s.Stream})
 		r.disconnect(s)
 	}
-	r.resume(r.idle.Joined(ev.Session, r.Now.Boot))
-	s, isNew := r.members.Join(ev.Session, ev.From, ev.MaxStale, ev.Gateway, ev.Stream, r.Now.Boot)
+	if !ev.Egress {
+		r.resume(r.idle.Joined(ev.Session, r.Now.Boot))
+	}
+	s, isNew := r.members.Join(ev.Session, ev.From, ev.MaxStale, ev.Gateway, ev.Egress, ev.Stream, r.Now.Boot)
 	if isNew {
 		// The session must be durable before the router receives a route, because the next
 		// leader must wait for every router that has one, for as long as its own max-stale.
@@ -88,7 +93,7 @@ func (r *routers) join(ev SessionJoined) {
 // factOf begins a fact about a session. Each one has the max-stale of the router, because its end
 // and its declaration outlast the fact of its begin, and the gateway, because it may replace that fact.
 func (r *routers) factOf(s *member.Session) *SessionFact {
-	f := &SessionFact{ID: s.ID, MaxStale: s.MaxStale, Assumed: s.Assumed, Gateway: s.Gateway}
+	f := &SessionFact{ID: s.ID, MaxStale: s.MaxStale, Assumed: s.Assumed, Gateway: s.Gateway, Egress: s.Egress}
 	f.Longer = r.isLonger(f)
 	return f
 }
@@ -98,7 +103,9 @@ func (r *routers) isLonger(f *SessionFact) bool { return f.MaxStale > r.cfg.MaxS
 
 // know makes a session known whose router is not connected to this leader.
 func (r *routers) know(s member.Session) *member.Session {
-	r.resume(r.idle.Known(s.ID, r.Now.Boot))
+	if !s.Egress {
+		r.resume(r.idle.Known(s.ID, r.Now.Boot))
+	}
 	return r.members.Add(s)
 }
 
@@ -111,24 +118,31 @@ func (r *routers) recover(f *SessionFact, revision Revision) {
 	}
 	switch {
 	case f.Declared != nil:
-		r.members.Ban(f.ID, revision, 0, r.Now.Boot+r.cfg.expiry(f.MaxStale))
+		r.members.Ban(f.ID, revision, 0, r.Now.Boot+r.cfg.expiry(f.MaxStale, f.Egress))
+	case f.Left && f.Egress:
+		r.settleEnd(f.ID, revision, false)
 	case f.Left: // the objects may not show yet what it left open
 		r.idle.Known(f.ID, r.Now.Boot)
-		r.idle.End(f.ID, false, r.Now.Boot+r.cfg.expiry(f.MaxStale), r.Now.Boot)
+		r.idle.End(f.ID, false, r.Now.Boot+r.cfg.expiry(f.MaxStale, false), r.Now.Boot)
 		r.settleEnd(f.ID, revision, true)
 	default:
 		r.know(member.Session{
-			ID: f.ID, From: f.From, Durable: true, Earlier: f.Earlier, MaxStale: f.MaxStale, Assumed: f.Assumed, Gateway: f.Gateway, LastPing: r.Now.Boot + r.cfg.Lease,
+			ID: f.ID, From: f.From, Durable: true, Earlier: f.Earlier, MaxStale: f.MaxStale, Assumed: f.Assumed, Gateway: f.Gateway, Egress: f.Egress,
+			LastPing: r.Now.Boot + r.cfg.Lease,
 		})
 	}
 }
 
-// welcome sends a router the snapshot of all routes.
+// welcome sends a router the snapshot of all that it has.
 func (r *routers) welcome(s *member.Session) {
+	routes := r.sandboxes.Routable()
+	if s.Egress {
+		routes = slices.DeleteFunc(routes, func(sb Sandbox) bool { return !s.Has(sb.Agent) })
+	}
 	sequence := r.members.FirstSequence(s)
 	r.fences.SentSnapshot(s.ID, sequence)
 	r.closings.SentSnapshot(s.ID, sequence)
-	r.Emit(SendSnapshot{Stream: s.Stream, Sequence: sequence, Routes: r.sandboxes.Routable()})
+	r.Emit(SendSnapshot{Stream: s.Stream, Sequence: sequence, Routes: routes})
 	r.pong(s)
 }
 
@@ -137,7 +151,9 @@ func (r *routers) welcome(s *member.Session) {
 func (r *routers) pong(s *member.Session) {
 	if nonce, ok := r.members.Pong(s); ok {
 		r.Emit(SendPong{Stream: s.Stream, Nonce: nonce, Keep: r.members.Reports(s)})
-		r.idle.Ponged(s.ID, nonce)
+		if !s.Egress {
+			r.idle.Ponged(s.ID, nonce)
+		}
 	}
 }
 
@@ -156,7 +172,9 @@ func (r *routers) disconnect(s *member.Session) {
 	r.members.Disconnect(s)
 	r.fences.Disconnected(s.ID)
 	r.closings.Disconnected(s.ID)
-	r.resume(r.idle.Left(s.ID, r.Now.Boot))
+	if !s.Egress {
+		r.resume(r.idle.Left(s.ID, r.Now.Boot))
+	}
 	r.changed = slices.AppendSeq(r.changed, r.fences.UnderWay()) // callers of Release may not wait for it
 }
 
@@ -245,8 +263,11 @@ func (r *routers) end(s *member.Session, looked bool, until time.Duration) (mayB
 	if stream := r.members.End(s); stream != 0 {
 		r.Emit(CloseStream{Stream: stream})
 	}
-	mayBeOpen, verdict := r.idle.End(s.ID, looked, until, r.Now.Boot)
-	r.resume(verdict)
+	if !s.Egress { // an egress router ends everything that is open when it ends
+		var verdict idle.Verdict
+		mayBeOpen, verdict = r.idle.End(s.ID, looked, until, r.Now.Boot)
+		r.resume(verdict)
+	}
 	r.changed = append(r.changed, r.fences.Remove(s.ID)...)
 	r.closed = append(r.closed, r.closings.Remove(s.ID)...)
 	return mayBeOpen
@@ -301,6 +322,9 @@ func (r *routers) sendRoute(sb *sandboxes.Sandbox) {
 		return
 	}
 	for _, s := range r.members.Reachable() { // the others get it with their snapshot
+		if !s.Has(sb.Agent) {
+			continue
+		}
 		r.Emit(SendRoute{Stream: s.Stream, Sequence: r.members.SentRoute(s, sb.ID), Sandbox: sb.Sandbox})
 	}
 }
@@ -330,7 +354,7 @@ func (r *routers) sendReleases() {
 // report records what a router reports after a look. A router has nothing to report before it
 // has a durable session.
 func (r *routers) report(ev Report) {
-	if s := r.members.OfStream(ev.Stream); s != nil && s.Durable {
+	if s := r.members.OfStream(ev.Stream); s != nil && s.Durable && !s.Egress {
 		r.idle.Report(s.ID, idle.Report{
 			Activities: ev.Activities, Gateway: ev.Gateway, Nonce: ev.Nonce, Took: ev.Took, Blind: ev.Blind,
 		}, r.Now.Boot)
@@ -339,7 +363,7 @@ func (r *routers) report(ev Report) {
 
 // probed records the answer of a pod to a probe.
 func (r *routers) probed(ev Probed) {
-	if s := r.members.OfStream(ev.Stream); s != nil {
+	if s := r.members.OfStream(ev.Stream); s != nil && !s.Egress {
 		r.idle.Probed(ev.ID, ev.Number, ev.Busy, r.Now.Boot)
 	}
 }
@@ -351,17 +375,20 @@ func (r *routers) resume(v idle.Verdict) {
 		return
 	}
 	for _, s := range r.members.Reachable() {
-		r.Emit(SendResume{Stream: s.Stream, IDs: v.Resume})
+		if !s.Egress {
+			r.Emit(SendResume{Stream: s.Stream, IDs: v.Resume})
+		}
 	}
 }
 
 // resolve answers a router that asks for a route.
 func (c *Core) resolve(ev Resolve) {
-	if s := c.routers.members.OfStream(ev.Stream); s == nil || !s.Durable {
+	router := c.routers.members.OfStream(ev.Stream)
+	if router == nil || !router.Durable {
 		return
 	}
 	e := SendResolved{Stream: ev.Stream, ID: ev.ID}
-	if s := c.sandboxes.Get(ev.ID); s != nil {
+	if s := c.sandboxes.Get(ev.ID); s != nil && router.Has(s.Agent) {
 		switch {
 		case s.Routable():
 			found := s.Sandbox

@@ -44,7 +44,7 @@ func (c *Core) fallAsleep(ev Sleep) {
 	case !c.sandboxes.CanSleep(sb):
 		e.Why = "it does not run yet"
 	default:
-		switch e.Why = c.cannotClose(); {
+		switch e.Why = c.cannotClose(sb); {
 		case e.Why != "":
 		case ev.Stop:
 			c.sandboxes.CloseToStop(sb, ev.Token)
@@ -79,7 +79,7 @@ func (c *Core) archive(ev Archive) {
 	case !c.sandboxes.CanSleep(sb):
 		e.Why = "it starts, falls asleep or wakes, or another archive of it is being written"
 	default:
-		if e.Why = c.cannotClose(); e.Why == "" {
+		if e.Why = c.cannotClose(sb); e.Why == "" {
 			c.sandboxes.Archive(sb, ev.Token, ev.Values)
 			return
 		}
@@ -94,11 +94,11 @@ func closingOf(sb *sandboxes.Sandbox) (why sandboxes.Why, closing bool) {
 	return sb.Closing()
 }
 
-// cannotClose says why no sandbox can be closed now; empty: any can. A router that is not connected may serve the route
-// of every sandbox until its session expires.
-func (c *Core) cannotClose() string {
+// cannotClose says why a sandbox cannot be closed now; empty: it can. A router that is not connected may serve its route
+// until the session expires.
+func (c *Core) cannotClose(sb *sandboxes.Sandbox) string {
 	for _, s := range c.routers.members.All() {
-		if s.Stream == 0 {
+		if s.Stream == 0 && s.Has(sb.Agent) {
 			return fmt.Sprintf("router %s may send requests to it and is not connected; its session expires in %v",
 				s.ID, (c.routers.members.ExpiresAt(s) - c.Now.Boot).Truncate(time.Second))
 		}
@@ -110,7 +110,7 @@ func (c *Core) cannotClose() string {
 func (c *Core) startClosing(sb *sandboxes.Sandbox) {
 	var routers []string
 	for _, s := range c.routers.members.All() {
-		if s.Durable { // others have no route
+		if s.Durable && s.Has(sb.Agent) { // others have no route
 			routers = append(routers, s.ID)
 		}
 	}
@@ -153,7 +153,7 @@ func (c *Core) tired(sb *sandboxes.Sandbox) {
 	if !c.sandboxes.CanSleep(sb) {
 		return
 	}
-	if c.cannotClose() != "" {
+	if c.cannotClose(sb) != "" {
 		c.sandboxes.Postpone(sb)
 		return
 	}
@@ -187,7 +187,7 @@ func (r *routers) sendCloses() {
 			r.closings.Sent(s.ID, sequence, []string{id})
 			r.Emit(SendClose{Stream: s.Stream, Sequence: sequence, ID: id})
 		}
-		if len(ids) > 0 {
+		if len(ids) > 0 && !s.Egress {
 			r.Emit(SendResume{Stream: s.Stream, IDs: ids})
 		}
 	}

@@ -43,6 +43,7 @@ type sandbox struct {
 	// have its route, because it was sent since it was asleep last.
 	stopped, sent bool
 	incarnation   int
+	egress        bool // egress routers have its rules
 	// ending: its release was handed to the writer. former is what it was until it was bound to its present pod; nil: it
 	// was not stopped.
 	ending bool
@@ -58,13 +59,13 @@ type fence struct {
 }
 
 type session struct {
-	// durable, earlier, maxStale and gateway are as journaled. What was assumed of max-stale counts as 0.
-	durable, earlier bool
-	maxStale         time.Duration
-	gateway          core.Gateway
-	routed           bool
-	open             uint64 // its stream; 0: not connected
-	reported         bool   // dead, while it was connected
+	// durable, earlier, egress, maxStale and gateway are as journaled. What was assumed of max-stale counts as 0.
+	durable, earlier, egress bool
+	maxStale                 time.Duration
+	gateway                  core.Gateway
+	routed                   bool
+	open                     uint64 // its stream; 0: not connected
+	reported                 bool   // dead, while it was connected
 	// sent is the stream that got the last snapshot, sequence that of the last message on it.
 	sent, sequence uint64
 	owed           []message
@@ -136,7 +137,7 @@ func (sb *sandbox) sleeps(s *core.Sandbox) {
 }
 
 func (g *Guard) bind(s *core.Sandbox) *sandbox {
-	sb := &sandbox{id: s.ID, pod: idOf(s.Pod), ip: s.IP, pool: s.Pool, incarnation: s.Incarnation}
+	sb := &sandbox{id: s.ID, pod: idOf(s.Pod), ip: s.IP, pool: s.Pool, incarnation: s.Incarnation, egress: s.Agent.Egress}
 	if before := g.sandboxes[s.ID]; before != nil { // it was stopped
 		delete(g.pods, before.pod)
 		before.former, sb.former = nil, before
@@ -214,7 +215,7 @@ func (g *Guard) sessionDurable(f *core.SessionFact) {
 		}
 		return
 	}
-	s.durable, s.earlier, s.gateway, s.maxStale = true, f.Earlier, f.Gateway, f.MaxStale
+	s.durable, s.earlier, s.egress, s.gateway, s.maxStale = true, f.Earlier, f.Egress, f.Gateway, f.MaxStale
 	if f.Assumed {
 		s.maxStale = 0
 	}
@@ -288,7 +289,7 @@ func (g *Guard) release(sb *sandbox) {
 	sb.released, sb.fence = true, &fence{waiting: make(map[string]struct{}, len(g.sessions))}
 	g.unfenced[sb.id] = sb
 	for id, s := range g.sessions {
-		if s.routed {
+		if s.routed && (sb.egress || !s.egress) {
 			sb.fence.waiting[id] = struct{}{}
 		}
 	}

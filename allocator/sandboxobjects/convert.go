@@ -27,7 +27,7 @@ func toObject(s core.Sandbox, namespace string, lines []string) *v1alpha1.Sandbo
 			ClaimedAt: metav1.NewMicroTime(s.ClaimedAt), EndAt: timeToObject(s.EndAt), LifetimeEnd: timeToObject(s.LifetimeEnd), StartBy: timeToObject(s.StartBy),
 			IdleTimeoutSeconds: wholeSeconds(s.IdleTimeout), Metadata: s.Metadata, Workload: workloadToObject(s.Workload),
 			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, Batch: s.Batch,
-			Access: v1alpha1.Access(s.Access.String()), MaskHost: s.MaskHost, AgentPort: int32(s.Agent.Port), AgentPublic: s.Agent.Public,
+			Access: v1alpha1.Access(s.Access.String()), MaskHost: s.MaskHost, AgentPort: int32(s.Agent.Port), AgentPublic: s.Agent.Public, AgentEgress: s.Agent.Egress,
 		},
 		Status: toStatus(s, lines),
 	}
@@ -147,7 +147,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 				WhenIdle: o.Spec.OnIdle == v1alpha1.OnEndSleep, AtEnd: o.Spec.OnTimeout == v1alpha1.OnEndSleep, WakeOnTraffic: o.Spec.WakeOnTraffic,
 				StopAfter: time.Duration(o.Spec.StopAfterSeconds) * time.Second,
 			},
-			MaskHost: o.Spec.MaskHost, Agent: core.Agent{Port: uint16(o.Spec.AgentPort), Public: o.Spec.AgentPublic},
+			MaskHost: o.Spec.MaskHost, Agent: core.Agent{Port: uint16(o.Spec.AgentPort), Public: o.Spec.AgentPublic, Egress: o.Spec.AgentEgress},
 		},
 		Pool:        core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},
 		Pod:         fact.PodKeyOf(o.Namespace, o.Spec.PodName, o.Spec.PodUID),

@@ -301,7 +301,7 @@ func patchOf(s core.Sandbox, at version, lines []string) map[string]any {
 	case s.Incarnation != at.incarnation: // it was stopped, and has another pod
 		patch["spec"] = map[string]any{
 			"endAt": spec.EndAt, "startBy": spec.StartBy, "podName": spec.PodName, "podUID": spec.PodUID, "podIP": spec.PodIP,
-			"restarts": spec.Restarts, "agentPort": spec.AgentPort, "agentPublic": spec.AgentPublic, "workload": spec.Workload,
+			"restarts": spec.Restarts, "agentPort": spec.AgentPort, "agentPublic": spec.AgentPublic, "agentEgress": spec.AgentEgress, "workload": spec.Workload,
 		}
 	default:
 		patch["spec"] = map[string]any{"endAt": spec.EndAt} // all other fields are constant since the claim

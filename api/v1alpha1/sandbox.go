@@ -117,13 +117,16 @@ type SandboxSpec struct {
 	// +listType=set
 	HTTPSPorts []int32 `json:"httpsPorts,omitempty"`
 	// agentPort is the port of the agent in the pod; absent: there is none. agentPublic: requests to it
-	// need no token. What the claim gave to the agent is not in here.
+	// need no token. agentEgress: what leaves the pod goes through an egress gateway. What the claim gave to the agent is
+	// not in here.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	// +optional
 	AgentPort int32 `json:"agentPort,omitempty"`
 	// +optional
 	AgentPublic bool `json:"agentPublic,omitempty"`
+	// +optional
+	AgentEgress bool `json:"agentEgress,omitempty"`
 	// restarts is how often containers of the pod had started again before the
 	// claim.
 	// +kubebuilder:validation:Minimum=0

@@ -323,7 +323,7 @@ func (t *Table) bind(cl *Claim) {
 		b.Agent = fact.Agent{}
 		seen := p.Seen()
 		if seen.AgentPort != 0 {
-			b.Agent = fact.Agent{Port: seen.AgentPort, Public: pool.Agent.Public}
+			b.Agent = fact.Agent{Port: seen.AgentPort, Public: pool.Agent.Public, Egress: seen.Egress}
 		}
 		sb := fact.Sandbox{
 			Binding: b, Pool: pool.Key, Pod: p.Key(), IP: seen.IP,

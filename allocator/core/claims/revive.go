@@ -81,7 +81,7 @@ func (t *Table) rebind(cl *Claim) {
 	req := &cl.Request
 	pool, p := req.pool, req.pods[0]
 	start := sandboxes.Start{
-		Agent:       fact.Agent{Port: p.Seen().AgentPort, Public: pool.Agent.Public},
+		Agent:       fact.Agent{Port: p.Seen().AgentPort, Public: pool.Agent.Public, Egress: p.Seen().Egress},
 		DefaultPort: pool.DefaultPort, Ports: pool.Ports,
 	}
 	if pool.PostStart && pool.StartupTimeout > 0 {

@@ -72,6 +72,8 @@ type SessionFact struct {
 	Longer bool
 	// Gateway is that of the router.
 	Gateway Gateway
+	// Egress: it is an egress router. It has the rules of sandboxes whose Agent has Egress, and no route.
+	Egress bool
 }
 
 // RetirementFact is the intent to delete a pod, which is never handed out again. After is set if conflicting records

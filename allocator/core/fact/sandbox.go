@@ -86,6 +86,8 @@ type Agent struct {
 	Port uint16
 	// Public: requests to it need no token.
 	Public bool
+	// Egress: what leaves the pod goes through an egress gateway, whose routers have the rules of the sandbox.
+	Egress bool
 }
 
 // Access says who may send requests to a sandbox. A higher value admits fewer clients.

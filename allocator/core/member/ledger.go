@@ -13,8 +13,8 @@ import (
 // Config is fixed for the life of a Ledger. All fields are required.
 type Config struct {
 	// Expiry returns how long after the receipt of its last ping a router with this max-stale may
-	// still serve its routes.
-	Expiry func(maxStale time.Duration) time.Duration
+	// still serve its routes, or an egress router its rules.
+	Expiry func(maxStale time.Duration, egress bool) time.Duration
 	// ConnectWindow is how long a request that was admitted may need to open its connection. The
 	// session of an earlier journal lasts that much longer than others, because pods that are
 	// handed out after its end have no fence that waits for the window.
@@ -40,6 +40,8 @@ type Session struct {
 	// Gateway is that of the router. Only routers that show its secret are believed to have found this
 	// one dead, if it is not zero. It does not change then.
 	Gateway fact.Gateway
+	// Egress: its router is an egress router. It never changes.
+	Egress bool
 	// LastPing is an upper bound of when a leader last heard the router. It is later than the join
 	// if another leader may have heard the router since. HeardAt is when this leader last heard
 	// it; 0: never.
@@ -157,13 +159,13 @@ func (l *Ledger) Learned(s *Session) { s.learning-- }
 // MayJoin reports whether a router may join under an ID. If that was declared dead, and the
 // declaration can still be withdrawn, the router lives: withdrawn are then the callers of the
 // declaration. Banned: the router must choose another ID. Otherwise it may try again. A router of another
-// gateway may not.
-func (l *Ledger) MayJoin(id string, gateway fact.Gateway) (ok, banned bool, withdrawn []uint64) {
+// gateway or of the other kind may not.
+func (l *Ledger) MayJoin(id string, gateway fact.Gateway, egress bool) (ok, banned bool, withdrawn []uint64) {
 	if _, banned = l.bans[id]; banned {
 		return false, true, nil
 	}
 	s := l.Get(id)
-	if s != nil && (s.learning > 0 || s.expired || !s.isAt(gateway)) {
+	if s != nil && (s.learning > 0 || s.expired || !s.isAt(gateway) || s.Egress != egress) {
 		return false, false, nil
 	}
 	if s == nil || s.declaration == nil {
@@ -179,9 +181,9 @@ func (l *Ledger) MayJoin(id string, gateway fact.Gateway) (ok, banned bool, with
 
 // Join connects a router that may join. Its session has no stream. isNew: the session must be
 // journaled.
-func (l *Ledger) Join(id, from string, maxStale time.Duration, gateway fact.Gateway, stream uint64, now time.Duration) (s *Session, isNew bool) {
+func (l *Ledger) Join(id, from string, maxStale time.Duration, gateway fact.Gateway, egress bool, stream uint64, now time.Duration) (s *Session, isNew bool) {
 	if s = l.Get(id); s == nil {
-		s, isNew = l.Add(Session{ID: id, MaxStale: maxStale, Gateway: gateway}), true
+		s, isNew = l.Add(Session{ID: id, MaxStale: maxStale, Gateway: gateway, Egress: egress}), true
 	}
 	s.From, s.Stream, s.pinged, s.reportedBy = from, stream, false, ""
 	s.heard(now)
@@ -190,6 +192,10 @@ func (l *Ledger) Join(id, from string, maxStale time.Duration, gateway fact.Gate
 }
 
 func (s *Session) heard(now time.Duration) { s.LastPing, s.HeardAt = max(s.LastPing, now), now }
+
+// Has reports whether the router of a session has what concerns a sandbox of this agent: an egress router has only what
+// leaves through its gateway.
+func (s *Session) Has(agent fact.Agent) bool { return !s.Egress || agent.Egress }
 
 // Ended reports whether a session has ended.
 func (s *Session) Ended() bool { return s.ended }
@@ -344,7 +350,7 @@ func (l *Ledger) Expired(now time.Duration) (all []*Session) {
 
 // ExpiresAt is when a session expires if its router is not heard again.
 func (l *Ledger) ExpiresAt(s *Session) time.Duration {
-	at := s.LastPing + l.cfg.Expiry(s.MaxStale)
+	at := s.LastPing + l.cfg.Expiry(s.MaxStale, s.Egress)
 	if s.Earlier {
 		at += l.cfg.ConnectWindow
 	}

@@ -21,13 +21,13 @@ const (
 )
 
 func ledger() *member.Ledger {
-	return member.New(member.Config{Expiry: func(maxStale time.Duration) time.Duration { return max(maxStale, expiry) }, ConnectWindow: window, ReturnWithin: absent})
+	return member.New(member.Config{Expiry: func(maxStale time.Duration, _ bool) time.Duration { return max(maxStale, expiry) }, ConnectWindow: window, ReturnWithin: absent})
 }
 
 func TestPingWaitsForRecordAndReportedDeaths(t *testing.T) {
 	l := ledger()
-	x, _ := l.Join("x", "", 0, fact.Gateway{}, 1, 0)
-	r, isNew := l.Join("r", "", 0, fact.Gateway{}, 2, 0)
+	x, _ := l.Join("x", "", 0, fact.Gateway{}, false, 1, 0)
+	r, isNew := l.Join("r", "", 0, fact.Gateway{}, false, 2, 0)
 	require.True(t, isNew)
 	require.Same(t, r, l.Ping(2, 7, 0))
 	_, ok := l.Pong(r)
@@ -56,10 +56,10 @@ func TestReturningRouterWithdrawsItsDeclaration(t *testing.T) {
 	d.Withdraw = func() bool { return !handed }
 	_, isNew = l.Declare(s, 2)
 	require.False(t, isNew)
-	ok, banned, _ := l.MayJoin("r", fact.Gateway{})
+	ok, banned, _ := l.MayJoin("r", fact.Gateway{}, false)
 	require.False(t, ok || banned, "the declaration is being written")
 	handed = false
-	ok, _, withdrawn := l.MayJoin("r", fact.Gateway{})
+	ok, _, withdrawn := l.MayJoin("r", fact.Gateway{}, false)
 	require.True(t, ok)
 	require.Equal(t, []uint64{1, 2}, withdrawn)
 	_, isNew = l.Declare(s, 3)
@@ -69,11 +69,11 @@ func TestReturningRouterWithdrawsItsDeclaration(t *testing.T) {
 func TestBannedRouterMustWaitForItsExpiry(t *testing.T) {
 	l := ledger()
 	l.Ban("r", fact.Revision{Term: 1, Counter: 2}, 3, expiry)
-	ok, banned, _ := l.MayJoin("r", fact.Gateway{})
+	ok, banned, _ := l.MayJoin("r", fact.Gateway{}, false)
 	require.True(t, !ok && banned)
 	require.Empty(t, l.Lift(expiry))
 	require.Equal(t, []member.Ban{{Session: "r", Until: expiry, Fact: fact.Revision{Term: 1, Counter: 2}, Fences: 3}}, l.Lift(expiry+1))
-	ok, _, _ = l.MayJoin("r", fact.Gateway{})
+	ok, _, _ = l.MayJoin("r", fact.Gateway{}, false)
 	require.True(t, ok)
 }
 
@@ -159,7 +159,7 @@ func every(*router) bool       { return true }
 func (m *model) join() {
 	id := rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(m.T, "id") // IDs come again
 	r := m.routers[id]
-	ok, banned, _ := m.ledger.MayJoin(id, gatewayOf(id))
+	ok, banned, _ := m.ledger.MayJoin(id, gatewayOf(id), false)
 	_, mustWait := m.bans[id]
 	require.Equal(m, mustWait, banned)
 	inFlight := r != nil && (r.declaration != nil && r.declaration.handed || r.learning > 0 || r.expired)
@@ -193,7 +193,7 @@ func (m *model) join() {
 		require.Equal(m, r.stream, m.ledger.Disconnect(r.session))
 	}
 	m.stream++
-	s, isNew := m.ledger.Join(id, "", maxStale, gatewayOf(id), m.stream, m.now)
+	s, isNew := m.ledger.Join(id, "", maxStale, gatewayOf(id), false, m.stream, m.now)
 	require.Equal(m, r.session == nil, isNew)
 	if isNew {
 		m.records = append(m.records, func() {

@@ -108,6 +108,8 @@ type Pod struct {
 	// AgentPort is that of its agent; 0: it has none. With one, a claim is granted when Configured has
 	// answered Configure.
 	AgentPort uint16
+	// Egress: its network policy lets it reach the egress gateway only.
+	Egress bool
 	// CPURequest is what it requests while its sandbox is awake; empty: always. Lowered: it requests less now. Deferred:
 	// its node has no room for what it requests now.
 	CPURequest        string

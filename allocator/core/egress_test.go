@@ -1,0 +1,129 @@
+package core
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/core/fact"
+)
+
+// egressStale is the max-stale of egress routers, shorter than that of the allocators.
+const egressStale = 30 * time.Second
+
+// egressSim has a sandbox with egress rules, one without, and an ingress router.
+func egressSim(t *testing.T) (s *sim, with, without Sandbox) {
+	t.Helper()
+	s = newSim(t)
+	pool := changed(idlePool(0), func(p *Pool) { p.Agent.Port, p.Sleep = 49983, fact.SleepPolicy{} })
+	open := changed(specA(0), func(p *Pool) { p.Key.Name = "open" })
+	s.recover([]Pool{pool, open}, []Pod{
+		egressPod("a-1"), warmPodOf("open", "o-1"),
+	})
+	s.joinAndReport("r", 1)
+	s.step(Claim{Token: 1, Pool: poolA})
+	s.step(Configured{ID: one[Configure](s).Sandbox.ID, OK: true})
+	with = one[Claimed](s).Sandbox
+	s.step(Claim{Token: 2, Pool: open.Key})
+	without = one[Claimed](s).Sandbox
+	require.True(t, with.Agent.Egress)
+	require.False(t, without.Agent.Egress)
+	s.acked("r", 1)
+	return s, with, without
+}
+
+func egressPod(name string) Pod {
+	return with(warmPod(name), func(p *Pod) { p.AgentPort, p.Egress = 49983, true })
+}
+
+func warmPodOf(pool, name string) Pod {
+	return with(warmPod(name), func(p *Pod) { p.Pool = pool })
+}
+
+func (s *sim) joinEgress(session string, stream uint64) []Sandbox {
+	s.t.Helper()
+	s.step(SessionJoined{Session: session, Stream: stream, MaxStale: egressStale, Egress: true})
+	return one[SendSnapshot](s).Routes
+}
+
+// Invariant: I3
+func TestReleaseWaitsForEgressRoutersWithItsRules(t *testing.T) {
+	s, with, without := egressSim(t)
+	s.joinEgress("e", 2)
+	s.acked("e", 2)
+	for _, c := range []struct {
+		sb    Sandbox
+		waits bool
+	}{{without, false}, {with, true}} {
+		s.release(c.sb.ID)
+		sent := of[SendRelease](s.effects)
+		s.acked("r", 1)
+		require.Equal(t, c.waits, s.deletedAfter(c.sb.Pod, 3*window) > 2*window)
+		require.Len(t, sent, map[bool]int{false: 1, true: 2}[c.waits])
+	}
+	s.acked("e", 2)
+	require.LessOrEqual(t, s.deletedAfter(with.Pod, never), window)
+}
+
+func TestEgressRoutersGetOnlySandboxesWithRules(t *testing.T) {
+	s, with, without := egressSim(t)
+	require.Equal(t, []Sandbox{with}, s.joinEgress("e", 2))
+	for id, known := range map[string]bool{with.ID: true, without.ID: false} {
+		s.step(Resolve{Session: "e", Stream: 2, ID: id})
+		answer := one[SendResolved](s)
+		require.Equal(t, known, answer.Sandbox != nil)
+		require.False(t, answer.Gone || answer.Starting)
+	}
+	s.step(PoolSeen{changed(specA(0), func(p *Pool) { p.Key.Name, p.Ports = "open", []uint16{80} })})
+	require.Len(t, of[SendRoute](s.effects), 1, "its ports have changed")
+}
+
+// Invariant: I4
+func TestEgressRoutersAreNotAskedWhatIsIdle(t *testing.T) {
+	s, with, _ := egressSim(t)
+	s.joinEgress("e", 2)
+	s.step(Report{Stream: 2, Gateway: "x", Blind: "it has never looked"})
+	s.pass(idleFor)
+	q := s.asks(1)
+	s.step(Quiesced{Stream: 2, Number: q.Number, Activities: []Activity{{ID: with.ID}}})
+	s.step(Quiesced{Stream: 1, Number: q.Number})
+	require.Equal(t, fact.ReasonIdleTimeout, s.view(with.ID).Reason)
+	require.Empty(t, of[SendResume](s.effects))
+}
+
+func TestSilentEgressRouterExpiresByItsMaxStale(t *testing.T) {
+	s, with, _ := egressSim(t)
+	s.joinEgress("e", 2)
+	s.release(with.ID)
+	s.acked("r", 1)
+	s.step(SessionLeft{Session: "e", Stream: 2})
+	took := s.deletedAfter(with.Pod, never)
+	require.Greater(t, took, egressStale)
+	require.Less(t, took, egressStale+egressStale/100+window+time.Second)
+}
+
+func TestRouterKeepsTheKindOfItsSession(t *testing.T) {
+	s, _, _ := egressSim(t)
+	s.joinEgress("e", 2)
+	for _, join := range []SessionJoined{{Session: "r", Stream: 3, Egress: true}, {Session: "e", Stream: 4, MaxStale: egressStale}} {
+		s.step(join)
+		require.Equal(t, []Effect{CloseStream{Stream: join.Stream}}, s.effects)
+	}
+}
+
+// Invariant: P27
+func TestCloseWaitsForEgressRoutersWithItsRules(t *testing.T) {
+	s, with, _ := egressSim(t)
+	s.joinEgress("e", 2)
+	s.acked("e", 2)
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: with.ID})
+	require.Len(t, of[SendClose](s.effects), 2)
+	require.Len(t, of[SendResume](s.effects), 1)
+	s.acked("r", 1)
+	s.pass(window)
+	none[Freeze](s)
+	s.acked("e", 2)
+	s.pass(window)
+	one[Freeze](s)
+}
