@@ -16,10 +16,10 @@ const egressStale = 30 * time.Second
 func egressSim(t *testing.T) (s *sim, with, without Sandbox) {
 	t.Helper()
 	s = newSim(t)
-	pool := changed(idlePool(0), func(p *Pool) { p.Agent.Port, p.Sleep = 49983, fact.SleepPolicy{} })
-	open := changed(specA(0), func(p *Pool) { p.Key.Name = "open" })
+	pool := changed(idlePool(1), func(p *Pool) { p.Agent.Port, p.Sleep = 49983, fact.SleepPolicy{} })
+	open := changed(specA(1), func(p *Pool) { p.Key.Name = "open" })
 	s.recover([]Pool{pool, open}, []Pod{
-		egressPod("a-1"), warmPodOf("open", "o-1"),
+		egressPod("a-1"), warmPodOf("open", "o-2"),
 	})
 	s.joinAndReport("r", 1)
 	s.step(Claim{Token: 1, Pool: poolA})
@@ -75,7 +75,7 @@ func TestEgressRoutersGetOnlySandboxesWithRules(t *testing.T) {
 		require.Equal(t, known, answer.Sandbox != nil)
 		require.False(t, answer.Gone || answer.Starting)
 	}
-	s.step(PoolSeen{changed(specA(0), func(p *Pool) { p.Key.Name, p.Ports = "open", []uint16{80} })})
+	s.step(PoolSeen{changed(specA(1), func(p *Pool) { p.Key.Name, p.Ports = "open", []uint16{80} })})
 	require.Len(t, of[SendRoute](s.effects), 1, "its ports have changed")
 }
 

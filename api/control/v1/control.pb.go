@@ -307,7 +307,12 @@ type Join struct {
 	// only routers that show the secret (Dead.gateway_secret) to have found this one dead, and takes
 	// no Join of another gateway under this router ID. Empty: a router of an earlier version. Every
 	// router is believed to have found it dead.
-	GatewayHash   []byte `protobuf:"bytes,8,opt,name=gateway_hash,json=gatewayHash,proto3" json:"gateway_hash,omitempty"`
+	GatewayHash []byte `protobuf:"bytes,8,opt,name=gateway_hash,json=gatewayHash,proto3" json:"gateway_hash,omitempty"`
+	// The router is an egress router: it decides what leaves sandboxes, and routes no request to one. It gets what
+	// concerns the sandboxes of pools whose pods reach nothing but its gateway: Snapshot, Route, Release, Resolved and
+	// closes. It gets no Quiesce, Resume, Probe or Keys, and its Report and Quiesced are ignored. A router ID stays of
+	// one kind. A leader of an earlier version takes it for a router like the others.
+	Egress        bool `protobuf:"varint,9,opt,name=egress,proto3" json:"egress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -396,6 +401,13 @@ func (x *Join) GetGatewayHash() []byte {
 		return x.GatewayHash
 	}
 	return nil
+}
+
+func (x *Join) GetEgress() bool {
+	if x != nil {
+		return x.Egress
+	}
+	return false
 }
 
 // Report is the result of a look: one reading of the requests that Envoy holds open. The
@@ -2330,7 +2342,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x06report\x18\a \x01(\v2\x18.berth.control.v1.ReportH\x00R\x06report\x128\n" +
 	"\bquiesced\x18\b \x01(\v2\x1a.berth.control.v1.QuiescedH\x00R\bquiesced\x122\n" +
 	"\x06probed\x18\t \x01(\v2\x18.berth.control.v1.ProbedH\x00R\x06probedB\t\n" +
-	"\amessage\"\x86\x02\n" +
+	"\amessage\"\x9e\x02\n" +
 	"\x04Join\x12\x1b\n" +
 	"\trouter_id\x18\x01 \x01(\tR\brouterId\x12&\n" +
 	"\x0fmax_stale_nanos\x18\x02 \x01(\x04R\rmaxStaleNanos\x12\x18\n" +
@@ -2339,7 +2351,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bposition\x18\x05 \x01(\x04R\bposition\x12\x18\n" +
 	"\aserving\x18\x06 \x01(\bR\aserving\x12#\n" +
 	"\rleft_journals\x18\a \x03(\tR\fleftJournals\x12!\n" +
-	"\fgateway_hash\x18\b \x01(\fR\vgatewayHash\"\xb4\x01\n" +
+	"\fgateway_hash\x18\b \x01(\fR\vgatewayHash\x12\x16\n" +
+	"\x06egress\x18\t \x01(\bR\x06egress\"\xb4\x01\n" +
 	"\x06Report\x12:\n" +
 	"\n" +
 	"activities\x18\x01 \x03(\v2\x1a.berth.control.v1.ActivityR\n" +

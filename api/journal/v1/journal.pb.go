@@ -505,7 +505,9 @@ type Sandbox struct {
 	// How often it was stopped before it got its pod.
 	Incarnation uint32 `protobuf:"varint,40,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// The key of the files that it is to get, or that its pod was given; empty: it was never stopped.
-	Archive       string `protobuf:"bytes,41,opt,name=archive,proto3" json:"archive,omitempty"`
+	Archive string `protobuf:"bytes,41,opt,name=archive,proto3" json:"archive,omitempty"`
+	// What leaves the pod goes through an egress gateway, whose routers have the rules of the sandbox.
+	AgentEgress   bool `protobuf:"varint,42,opt,name=agent_egress,json=agentEgress,proto3" json:"agent_egress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -820,6 +822,13 @@ func (x *Sandbox) GetArchive() string {
 	return ""
 }
 
+func (x *Sandbox) GetAgentEgress() bool {
+	if x != nil {
+		return x.AgentEgress
+	}
+	return false
+}
+
 // Retirement is the intent to delete an idle pod. It is final: the pod is never
 // handed out again.
 type Retirement struct {
@@ -951,7 +960,9 @@ type Session struct {
 	// is longer than the value of the leader that writes it, the record is of format 2.
 	MaxStaleNanos uint64 `protobuf:"varint,5,opt,name=max_stale_nanos,json=maxStaleNanos,proto3" json:"max_stale_nanos,omitempty"`
 	// The SHA-256 of the secret of its gateway, 32 bytes. Empty: it has none.
-	GatewayHash   []byte `protobuf:"bytes,6,opt,name=gateway_hash,json=gatewayHash,proto3" json:"gateway_hash,omitempty"`
+	GatewayHash []byte `protobuf:"bytes,6,opt,name=gateway_hash,json=gatewayHash,proto3" json:"gateway_hash,omitempty"`
+	// The router is an egress router: it has the rules of sandboxes whose agent_egress is set, and nothing of others.
+	Egress        bool `protobuf:"varint,7,opt,name=egress,proto3" json:"egress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1026,6 +1037,13 @@ func (x *Session) GetGatewayHash() []byte {
 		return x.GatewayHash
 	}
 	return nil
+}
+
+func (x *Session) GetEgress() bool {
+	if x != nil {
+		return x.Egress
+	}
+	return false
 }
 
 // Declaration is an operator's word that a router and its Envoy have ended.
@@ -1118,7 +1136,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
 	"\acounter\x18\x03 \x01(\x04R\acounter\x12\x16\n" +
-	"\x06format\x18\a \x01(\rR\x06format\"\xda\n" +
+	"\x06format\x18\a \x01(\rR\x06format\"\xfd\n" +
 	"\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
@@ -1168,7 +1186,8 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\n" +
 	"stop_after\x18' \x01(\x03R\tstopAfter\x12 \n" +
 	"\vincarnation\x18( \x01(\rR\vincarnation\x12\x18\n" +
-	"\aarchive\x18) \x01(\tR\aarchive\x1a;\n" +
+	"\aarchive\x18) \x01(\tR\aarchive\x12!\n" +
+	"\fagent_egress\x18* \x01(\bR\vagentEgress\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\f\n" +
@@ -1181,14 +1200,15 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\apod_ips\x18\x03 \x03(\fR\x06podIps\"'\n" +
 	"\n" +
 	"Violations\x12\x19\n" +
-	"\bended_at\x18\x01 \x03(\x03R\aendedAt\"\xd1\x01\n" +
+	"\bended_at\x18\x01 \x03(\x03R\aendedAt\"\xe9\x01\n" +
 	"\aSession\x12\x12\n" +
 	"\x04left\x18\x01 \x01(\bR\x04left\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x129\n" +
 	"\bdeclared\x18\x03 \x01(\v2\x1d.berth.journal.v1.DeclarationR\bdeclared\x12\x18\n" +
 	"\aearlier\x18\x04 \x01(\bR\aearlier\x12&\n" +
 	"\x0fmax_stale_nanos\x18\x05 \x01(\x04R\rmaxStaleNanos\x12!\n" +
-	"\fgateway_hash\x18\x06 \x01(\fR\vgatewayHash\"E\n" +
+	"\fgateway_hash\x18\x06 \x01(\fR\vgatewayHash\x12\x16\n" +
+	"\x06egress\x18\a \x01(\bR\x06egress\"E\n" +
 	"\vDeclaration\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x0e\n" +
