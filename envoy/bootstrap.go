@@ -54,7 +54,24 @@ const (
 	sandboxRoute = "sandbox"
 )
 
-//go:embed bootstrap.yaml tls-secret.yaml api-secret.yaml othergateway.yaml
+// Regular expressions of headers and trailers that only Berth's own parts and proxies may send. Any character but a
+// letter or digit counts as the separator between words, because programs that turn names into variables (CGI, WSGI)
+// map all of them to "_". An expression matches the whole name. One alternation costs one match for each header.
+const (
+	berthNames = `x[^a-z0-9]berth([^a-z0-9].*)?`
+	envoyNames = `x[^a-z0-9]envoy([^a-z0-9].*)?`
+)
+
+// validDestination matches what AppendDestination writes. It matches no destination that Envoy cannot use, because
+// Envoy would then use the connection's original destination, which a peer may choose.
+const (
+	octet            = `(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])`
+	writtenIPv6      = `\[([0-9a-f]{4}:){7}[0-9a-f]{4}\]`
+	validPort        = `([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`
+	validDestination = `((` + octet + `\.){3}` + octet + `|` + writtenIPv6 + `):` + validPort
+)
+
+//go:embed parts.yaml bootstrap.yaml egress.yaml tls-secret.yaml api-secret.yaml othergateway.yaml
 var templates embed.FS
 
 // Bootstrap returns Envoy's configuration.
@@ -111,12 +128,17 @@ func read(name string, s Settings, config proto.Message) error {
 	if err != nil {
 		return fmt.Errorf("envoy settings: %w", err)
 	}
-	parsed, err := template.New(name).Funcs(functions()).ParseFS(templates, name)
+	return execute(name, s, config)
+}
+
+// execute executes a template with valid settings and decodes the result.
+func execute(name string, settings any, config proto.Message) error {
+	parsed, err := template.New(name).Funcs(functions()).ParseFS(templates, "parts.yaml", name)
 	if err != nil {
 		return err
 	}
 	var text bytes.Buffer
-	if err := parsed.Execute(&text, s); err != nil {
+	if err := parsed.Execute(&text, settings); err != nil {
 		return err
 	}
 	raw, err := yaml.YAMLToJSONStrict(text.Bytes())
@@ -159,6 +181,7 @@ func functions() template.FuncMap {
 			}{suffix != "", protocol}
 		},
 		"reasonHeader": value(ReasonHeader), "e2bID": value(headerE2BID),
+		"berthNames": value(berthNames), "envoyNames": value(envoyNames), "validDestination": value(validDestination),
 		"connectTimeout": seconds(ConnectTimeout), "retries": value(Retries),
 		"backOffBase": seconds(retryBackOffBase), "backOffMax": seconds(retryBackOffMax),
 		"messageTimeout": seconds(MessageTimeout), "maxMessageTimeout": seconds(MaxHold + MessageTimeout),
@@ -180,8 +203,13 @@ func functions() template.FuncMap {
 				Pages []string
 			}{name, pages}
 		},
-		"replies": replies,
-		"guard":   value(guard), "sandboxRoute": value(sandboxRoute),
+		"replies": replies, "egressReplies": egressReplies,
+		"peerHeader": value(PeerHeader), "schemeHeader": value(SchemeHeader), "incarnation": value(MetadataIncarnation),
+		"egressConnectTimeout": seconds(egressConnectTimeout), "egressIdle": seconds(EgressIdle), "egressStreams": value(egressStreams),
+		"egressPing": seconds(egressPing), "egressPingTimeout": seconds(egressPingTimeout),
+		// egressRoutes are the suffixes of the clusters of origins, and whether their requests lack MetadataTLS.
+		"egressRoutes": value(map[string]bool{"_tls": false, "": true}),
+		"guard":        value(guard), "sandboxRoute": value(sandboxRoute),
 		"apiRoute": value(apiRoute), "apiClusters": apiClusters, "apiIdle": seconds(apiIdle), "apiRequests": value(apiRequests),
 		"quoteMeta": regexp.QuoteMeta,
 		"isGRPC":    value(isGRPC),

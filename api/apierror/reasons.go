@@ -60,6 +60,10 @@ const (
 	SandboxStarting    Reason = "sandbox_starting"
 	SandboxQuiesced    Reason = "sandbox_quiesced"
 	SandboxAsleep      Reason = "sandbox_asleep"
+	EgressRefused      Reason = "egress_refused"
+	EgressCredential   Reason = "egress_credential"
+	EgressUnreachable  Reason = "egress_unreachable"
+	EgressReset        Reason = "egress_reset"
 	APIUnreachable     Reason = "api_unreachable"
 	APIReset           Reason = "api_reset"
 	RouterNotReady     Reason = "router_not_ready"
@@ -130,6 +134,10 @@ var kinds = []Kind{
 		When: "the role of the key may not make this call; from Envoy: an upgrade other than to WebSocket, or a URL scheme that the listener does not speak", Do: "use a key with the role that the message names; from Envoy: use HTTP or WebSocket, under the listener's scheme"},
 	{Reason: AccessDenied, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Router},
 		When: "the sandbox is not public, and the request has no credential, a wrong one, or one that has expired", Do: "send the sandbox's token in `e2b-traffic-access-token` or, for the access `team`, an API key of its team in `X-API-Key`, or ask its owner for a link"},
+	{Reason: EgressRefused, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Router},
+		When: "at the egress gateway: the rules of the sandbox do not allow the host, its port or an address of it, or the request is not one for a proxy; or the client's address is not that of the one sandbox whose credential was sent; the message says which", Do: "allow the host in the pool or at the claim; use the proxy's address and credential as the sandbox has got them"},
+	{Reason: EgressCredential, Code: http.StatusProxyAuthRequired, GRPC: codes.Unauthenticated, By: []Sender{Router},
+		When: "at the egress gateway: the request has no credential of a sandbox in `Proxy-Authorization`", Do: "use the proxy's URL as it stands in `HTTP_PROXY` of the sandbox"},
 	{Reason: PortPrivate, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Router},
 		When: "the sandbox's pool does not open this port", Do: "use a port that the message names, or add it to the pool's `spec.ports`"},
 	{Reason: NotFound, Code: http.StatusNotFound, GRPC: codes.Unimplemented, By: []Sender{Router, API, Admin},
@@ -192,6 +200,10 @@ var kinds = []Kind{
 		When: "the pool's `postStart` hook failed, or the sandbox ended before it ran; or a sandbox that is [stopped](../sleep.md#stop) could not be woken, and the message says why", Do: "look at the program in the sandbox that answers the hook; wake one that is stopped again"},
 	{Reason: SandboxReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
 		When: "the sandbox broke the connection before it answered, or answered something that is not HTTP", Do: "look at the program in the sandbox"},
+	{Reason: EgressUnreachable, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy, Router},
+		When: "at the egress gateway: the name of the host has no address, the host did not accept the connection in time, or its certificate is not valid for it", Do: "check the host; try again"},
+	{Reason: EgressReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
+		When: "at the egress gateway: the host broke the connection before it answered, or answered something that is not HTTP; the request may have taken effect", Do: "look at the host"},
 	{Reason: APIReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
 		When: "at `api.<domain>`: the API broke the connection before it answered, or did not answer; the call may have taken effect", Do: "see whether it did; repeat a claim with its `Idempotency-Key`"},
 	{Reason: APIUnreachable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy},

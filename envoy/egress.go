@@ -1,0 +1,115 @@
+package envoy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+)
+
+// Names that the router of an egress gateway and the bootstrap share, beside those of ingress.
+const (
+	// MetadataIncarnation is the key of the incarnation, in digits.
+	MetadataIncarnation = "incarnation"
+	// PeerHeader has the address of the peer of the client's connection, without its port. SchemeHeader has the
+	// scheme of a request in absolute form, and is missing otherwise. Envoy writes them for the router.
+	PeerHeader   = "x-berth-peer"
+	SchemeHeader = "x-berth-scheme"
+)
+
+const (
+	// EgressIdle is how long a tunnel or a request of an egress gateway may be silent in both directions.
+	EgressIdle = time.Hour
+	// egressConnectTimeout bounds one attempt to connect to an origin. There are at most two.
+	egressConnectTimeout = 5 * time.Second
+	// egressPing and egressPingTimeout bound how long a router may hang before its tunnels are cut.
+	egressPing        = 5 * time.Second
+	egressPingTimeout = 10 * time.Second
+	// egressStreams is how many requests share a connection to the router. Package h2 takes as many.
+	egressStreams = 16 << 10
+)
+
+// EgressRouterLoss is the time within which an egress gateway cuts the tunnels of a router that hangs.
+const EgressRouterLoss = egressPing + egressPingTimeout
+
+// EgressSettings are the differences between installations of the egress gateway.
+type EgressSettings struct {
+	// Listen is the address for sandboxes. HealthListen is as in Settings. Listen is required.
+	Listen, HealthListen netip.AddrPort
+	// RouterSocket and AdminSocket are as in Settings. Required.
+	RouterSocket, AdminSocket string
+	// CAFile has the certificates of the authorities, in PEM form, that origins with TLS are verified by. It is an
+	// absolute path, which Envoy reads once. Required.
+	CAFile string
+	// MaxHeap and MaxConnections are as in Settings. MaxConnections bounds the requests in progress, too.
+	MaxHeap        uint64
+	MaxConnections uint32
+}
+
+// EgressBootstrap returns the configuration of the Envoy of an egress gateway.
+func EgressBootstrap(s EgressSettings) (*bootstrapv3.Bootstrap, error) {
+	s.MaxConnections = cmp.Or(s.MaxConnections, 100_000)
+	// The rules of the fields that both kinds of settings have are those of Settings.
+	_, err := Settings{
+		Listen: s.Listen, HealthListen: s.HealthListen, RouterSocket: s.RouterSocket, AdminSocket: s.AdminSocket, MaxHeap: s.MaxHeap,
+	}.withDefaults()
+	if !filepath.IsAbs(s.CAFile) {
+		err = errors.Join(err, fmt.Errorf("authorities file %q: must be an absolute path", s.CAFile))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("envoy egress settings: %w", err)
+	}
+	var config bootstrapv3.Bootstrap
+	if err := execute("egress.yaml", s, &config); err != nil {
+		return nil, err
+	}
+	if err := config.ValidateAll(); err != nil {
+		return nil, fmt.Errorf("envoy egress settings: %w", err)
+	}
+	return &config, nil
+}
+
+// EgressYAML renders the configuration of the Envoy of an egress gateway. Equal settings give equal bytes.
+func EgressYAML(s EgressSettings) ([]byte, error) {
+	config, err := EgressBootstrap(s)
+	if err != nil {
+		return nil, err
+	}
+	return render(config)
+}
+
+// egressReplies lists the answers that Envoy generates at an egress gateway. The first match counts.
+func egressReplies() (all []localReply) {
+	kinds := []failure{
+		{
+			anyOf(flags("UF"), status("EQ", 507)), apierror.EgressUnreachable,
+			"the host did not accept the connection in time, or its certificate is not valid for it",
+		},
+		{
+			flags("UC", "UR", "LR", "UPE"), apierror.EgressReset,
+			"the host closed the connection before it answered, or its answer is not HTTP or has too many headers",
+		},
+	}
+	for _, f := range append(append(kinds, failures()...), unaccepted()...) {
+		switch f.reason {
+		case apierror.SandboxUnreachable, apierror.SandboxReset: // the two above come first
+			continue
+		case apierror.NoRoute:
+			f.message = "too many requests are in progress at the egress gateway; try again"
+		case apierror.RouterUnavailable:
+			f.message = "the egress gateway ended the request, or is not ready; try again"
+		case apierror.Forbidden:
+			f.message = "only CONNECT and plain HTTP in absolute form are served here, and no upgrade"
+		case apierror.HTTPVersion:
+			f.message = "use HTTP/1.1"
+		}
+		all = append(all, localReply{Filter: f.when, Kind: apierror.KindOf(f.reason), Message: f.message})
+	}
+	return all
+}
