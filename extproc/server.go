@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -25,6 +23,7 @@ import (
 	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/socket"
 	"github.com/berth-sandbox/berth/extproc/wire"
 	"github.com/berth-sandbox/berth/internal/options"
 )
@@ -61,13 +60,12 @@ type Server struct {
 	metrics *metrics
 	started time.Time
 	// refusals is the rate-limited log of refused requests.
-	refusals  *zap.Logger
-	transport transport
-	health    *health.Server
-	held      places
-	waiting   atomic.Int64 // bytes, see maxWaiting
-	// connections is the number of open connections.
-	connections atomic.Int64
+	refusals    *zap.Logger
+	transport   transport
+	health      *health.Server
+	held        places
+	waiting     atomic.Int64 // bytes, see maxWaiting
+	connections *socket.Connections
 	calls       sync.Pool // of *call
 	// forced is set when this process ends streams whose answers Envoy may not have read.
 	forced atomic.Bool
@@ -83,9 +81,6 @@ type transport interface {
 	Stop()
 }
 
-// maxSocketPath is what fits into a unix socket address (sockaddr_un).
-const maxSocketPath = 107
-
 // New checks the options and returns a Server that does not listen yet.
 func New(o Options) (*Server, error) {
 	err := options.Require(o, "Socket", "PodCIDRs", "Routes", "Sandboxes", "TeamKeys", "Metrics", "Log")
@@ -99,6 +94,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		decider: decider{o: o}, started: time.Now(), refusals: sampled(o.Log), health: health.NewServer(),
 	}
+	s.connections = socket.NewConnections(s.refusals)
 	s.calls.New = func() any { return &call{server: s} }
 	s.decider.park = s.park
 	s.decider.full = func() bool { return s.waiting.Load() > maxWaiting }
@@ -120,111 +116,19 @@ func New(o Options) (*Server, error) {
 // Envoy changes from a predecessor to this process without a gap. If ctx has ended it
 // returns ctx's error and replaces nothing, because the path may belong to a successor.
 func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
-	temporary := temporaryName(s.decider.o.Socket)
-	if len(temporary) > maxSocketPath {
-		return nil, fmt.Errorf(
-			"router socket: the temporary path %q has %d bytes, at most %d are possible: choose a shorter path",
-			temporary, len(temporary), maxSocketPath)
-	}
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("router socket: %w", err)
-	}
-	l, err := listenUnix(ctx, temporary)
-	if err != nil {
-		return nil, fmt.Errorf("router socket: %w", err)
-	}
-	l.SetUnlinkOnClose(false)        // the path may belong to a successor by then
-	if err = ctx.Err(); err == nil { // checked as late as possible
-		err = os.Rename(temporary, s.decider.o.Socket)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("router socket: %w", err), l.Close(), os.Remove(temporary))
-	}
-	return l, nil
+	return socket.Listen(ctx, s.decider.o.Socket)
 }
-
-// socketMode lets the user and the group of the router connect, as Envoy's admin socket does.
-const socketMode = 0o660
-
-// listenUnix listens at a path, with socketMode whatever the umask is. The mode is set before the socket listens: until
-// then no process can connect.
-func listenUnix(ctx context.Context, path string) (*net.UnixListener, error) {
-	// bind(2) gives the file of a socket the mode of the socket itself, less the umask.
-	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var err error
-		controlErr := c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), socketMode) })
-		return cmp.Or(controlErr, err)
-	}}
-	l, err := config.Listen(ctx, "unix", path)
-	if err != nil {
-		return nil, err
-	}
-	unix := l.(*net.UnixListener)
-	// The umask may have made it narrower. No other process knows this path.
-	if err := os.Chmod(path, socketMode); err != nil {
-		unix.SetUnlinkOnClose(true)
-		return nil, errors.Join(err, unix.Close())
-	}
-	return unix, nil
-}
-
-// temporaryName is the path at which this process binds its socket before the rename.
-func temporaryName(socket string) string { return fmt.Sprintf("%s.%d", socket, os.Getpid()) }
 
 // Serve answers on l until Stop, and then returns nil.
 func (s *Server) Serve(l net.Listener) error {
-	if err := s.transport.Serve(counting{l, s}); !errors.Is(err, grpc.ErrServerStopped) { // Stop came before Serve
+	if err := s.transport.Serve(s.connections.Limit(l)); !errors.Is(err, grpc.ErrServerStopped) { // Stop came before Serve
 		return err
 	}
 	return nil
 }
 
-// maxConnections bounds the open connections. Envoy has one for each of its workers, and the chart allows 1,024 of these.
-const maxConnections = 1024
-
-// counting counts the open connections of a listener, and closes those above maxConnections at once.
-type counting struct {
-	net.Listener
-	server *Server
-}
-
-func (l counting) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		if l.server.connections.Add(1) <= maxConnections {
-			return &counted{Conn: c, server: l.server}, nil
-		}
-		l.server.connections.Add(-1)
-		_ = c.Close()
-		l.server.refusals.Warn("a connection to the router's socket was closed: too many are open", zap.Int("open", maxConnections))
-	}
-}
-
-type counted struct {
-	net.Conn
-	server *Server
-	once   sync.Once
-}
-
-func (c *counted) Close() error {
-	c.once.Do(func() { c.server.connections.Add(-1) })
-	return c.Conn.Close()
-}
-
-// CloseWrite ends the direction to the peer.
-func (c *counted) CloseWrite() error {
-	half, ok := c.Conn.(interface{ CloseWrite() error })
-	if !ok {
-		return errors.ErrUnsupported
-	}
-	return half.CloseWrite()
-}
-
 // Connections returns how many connections Envoy has to this server.
-func (s *Server) Connections() int { return int(s.connections.Load()) }
+func (s *Server) Connections() int { return s.connections.Open() }
 
 // Stop ends the server. It asks Envoy to send new requests elsewhere and answers those in
 // progress until ctx ends. It must be called once.

@@ -2,7 +2,6 @@ package extproc
 
 import (
 	"context"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -15,6 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/berth-sandbox/berth/extproc/socket"
 )
 
 func TestServeAfterStopReturnsNil(t *testing.T) {
@@ -180,26 +181,4 @@ func TestSocketModeIsTheSameWhateverTheUmask(t *testing.T) {
 	}
 }
 
-func TestConnectionsAboveTheBoundAreClosed(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
-	o, cache := newOptions(socket)
-	cache.Put("abc", podRoute)
-	server := serve(t, o)
-	before := dial(t, socket)
-	_, err := ask(t, before, get("9000-abc."+domain))
-	require.NoError(t, err)
-	open := server.connections.Swap(maxConnections)
-	c, err := net.Dial("unix", socket)
-	require.NoError(t, err)
-	defer c.Close()
-	require.NoError(t, c.SetDeadline(time.Now().Add(soon)))
-	_, err = io.ReadAll(c)
-	require.NoError(t, err, "it must be closed at once")
-	require.EqualValues(t, maxConnections, server.Connections())
-	_, err = ask(t, before, get("9000-abc."+domain))
-	require.NoError(t, err)
-	server.connections.Store(open)
-	_, err = ask(t, dial(t, socket), get("9000-abc."+domain))
-	require.NoError(t, err)
-	server.stop(soon)
-}
+func temporaryName(path string) string { return socket.Temporary(path) }

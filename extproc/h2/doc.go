@@ -15,14 +15,16 @@
 //
 //	opened    the header block is read            -> asked, ended
 //	asked     the message is complete             -> answered, kept, ended
-//	kept      the answer is sent, and the peer has not ended the stream: Reply.Open is set -> ended
+//	kept      the answer is sent, and the peer has not ended the stream: Reply.Open is set -> ending, ended
+//	ending    Ending.End was called, and the peer has not ended the stream                 -> ended
 //	answered  the last message and the trailers are sent, or wait for a window -> ended
 //	ended     the stream is forgotten
 //
 // [Open.Ended] is called once for each Reply.Open. It says whether the peer has ended the stream: by
 // RST_STREAM, or by closing the connection. After either the peer reads nothing more of the stream. After a
 // half-close it still may, and a half-close may cross the answer on the socket. So a half-close ends no stream
-// that is kept. A peer that half-closes a stream before its answer is known gets no answer that stays open.
+// that is kept. The server ends a kept stream by [Ending], and then waits for the peer: Envoy resets such a stream when
+// it has acted on its end. A peer that half-closes a stream before its answer is known gets no answer that stays open.
 //
 // # Limits
 //

@@ -134,6 +134,9 @@ func (c *conn) endWith(s *stream, block []byte) {
 		return
 	}
 	c.out.addHeaders(s.id, http2.FlagHeadersEndStream, block)
+	if s.ending {
+		return // until the peer ends it
+	}
 	if !s.halfClosed {
 		c.out.addReset(s.id, http2.ErrCodeNo) // the peer need not end it
 	}

@@ -31,6 +31,8 @@ type Reply struct {
 	Message []byte
 	// Open, if set, keeps the stream open until the peer ends it. Otherwise the stream ends with Status.
 	Open Open
+	// Ending, if set, ends the stream that Open keeps.
+	Ending *Ending
 	// Status and Text are the status of the call. Text is for errors.
 	Status codes.Code
 	Text   string

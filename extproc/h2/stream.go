@@ -30,6 +30,7 @@ type stream struct {
 	trailers   []byte // header block that follows pending and ends the stream
 	waits      bool   // it is in output.waiting
 	open       Open
+	ending     bool               // Ending.End was called. Its trailers follow pending.
 	cancel     context.CancelFunc // ends Later
 	gone       bool
 }
@@ -161,6 +162,14 @@ func (c *conn) reply(s *stream, r Reply) {
 		r.Open.Ended(true)
 		return
 	}
+	if r.Open != nil && r.Ending != nil {
+		if block := r.Ending.begin(c, s.id); block != nil {
+			c.endWith(s, block)
+			c.mu.Unlock()
+			r.Open.Ended(true)
+			return
+		}
+	}
 	defer c.mu.Unlock()
 	if r.Message != nil {
 		c.send(s, r.Message)
@@ -203,10 +212,14 @@ func (c *conn) finish(s *stream, block []byte) {
 // answer, because both may cross on the socket, so it ends no stream that is kept.
 func (c *conn) halfClose(s *stream) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	s.halfClosed = true
+	over := c.overWith(s)
 	if !s.gone && !s.asked { // the peer has left before it asked
 		c.complete(s)
 		c.endWith(s, statusBlock(false, codes.OK, ""))
+	}
+	c.mu.Unlock()
+	if over {
+		s.end(true)
 	}
 }
