@@ -9,43 +9,29 @@ import (
 // plain reports whether an address stands for itself only.
 func plain(a netip.Addr) bool { return a.IsValid() && a.Zone() == "" && !a.Is4In6() }
 
-// prefixes is a set of CIDRs. It does not change once it is made.
-type prefixes struct {
-	set    map[netip.Prefix]struct{}
-	v4, v6 []uint8 // the lengths of those in the set
-}
+// prefixes is a set of CIDRs: sorted, and none contains another. It does not change once it is made.
+type prefixes []netip.Prefix
 
 func newPrefixes(all []netip.Prefix) prefixes {
-	if len(all) == 0 {
-		return prefixes{}
+	sorted := make(prefixes, 0, len(all))
+	for _, p := range all {
+		sorted = append(sorted, p.Masked())
 	}
-	p := prefixes{set: make(map[netip.Prefix]struct{}, len(all))}
-	for _, prefix := range all {
-		p.set[prefix.Masked()] = struct{}{}
-		lengths := &p.v6
-		if prefix.Addr().Is4() {
-			lengths = &p.v4
-		}
-		if bits := uint8(prefix.Bits()); !slices.Contains(*lengths, bits) {
-			*lengths = append(*lengths, bits)
+	slices.SortFunc(sorted, netip.Prefix.Compare)
+	// Between a CIDR and one that it contains, the order has only others that it contains.
+	kept := sorted[:0]
+	for _, p := range sorted {
+		if n := len(kept); n == 0 || !kept[n-1].Contains(p.Addr()) {
+			kept = append(kept, p)
 		}
 	}
-	return p
+	return slices.Clip(kept)
 }
 
 // contains reports whether a CIDR of the set contains a plain address.
-func (p *prefixes) contains(a netip.Addr) bool {
-	lengths := p.v6
-	if a.Is4() {
-		lengths = p.v4
-	}
-	for _, bits := range lengths {
-		prefix, _ := a.Prefix(int(bits)) // fails for a wrong length only
-		if _, ok := p.set[prefix]; ok {
-			return true
-		}
-	}
-	return false
+func (p prefixes) contains(a netip.Addr) bool {
+	i, first := slices.BinarySearchFunc(p, a, func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
+	return first || i > 0 && p[i-1].Contains(a)
 }
 
 func mustPrefixes(all ...string) (parsed []netip.Prefix) {

@@ -78,10 +78,14 @@ func destination(authority string, defaultPort uint16) (d Dest, err error) {
 			return d, err
 		}
 	}
+	if !bracketed {
+		if d.Host, err = hostName(host); err == nil {
+			return d, nil
+		}
+	}
 	addr, notAddr := netip.ParseAddr(host)
 	switch {
 	case !bracketed && notAddr != nil:
-		d.Host, err = hostName(host)
 		return d, err
 	case notAddr != nil || bracketed != addr.Is6():
 		return d, errors.New("what stands in brackets is not an IPv6 address")

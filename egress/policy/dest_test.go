@@ -174,7 +174,8 @@ func looseIPv4(text string) bool {
 }
 
 func FuzzDestinationMeansOneHostEverywhere(f *testing.F) {
-	for _, seed := range []string{"a.example:443", "A.Example.:1", "1.2.3.4:80", "[2606::1]:443", "127.1", "[::ffff:1.2.3.4]:1",
+	for _, seed := range []string{"a.example:443", "A.Example.:1", "1.2.3.4:80", "[2606::1]:443", "127.1",
+		"[::ffff:1.2.3.4]:1",
 		"0x7f.1:80", "user@a.b:1", "a.b", "xn--a.b:9", "a_b.c:80", "1.2.3.4.:80", "[fe80::1%1]:80", "é.fr:80"} {
 		f.Add(seed, uint16(80))
 		f.Add(seed, uint16(0))

@@ -30,15 +30,15 @@
 //   - What cannot be decided is refused: the zero values of [Verdict] and [Dest] are refusals.
 //   - Rules and a Reach do not change once they are made, and contain no view into what they were made from. All
 //     functions may be called by several goroutines.
-//   - A decision allocates nothing. It takes time in proportion to the labels of the name, and to the number of
-//     different lengths among the CIDRs, however many rules there are.
+//   - A decision allocates nothing. It takes time in proportion to the labels of a name, however many names the rules
+//     have, and to the logarithm of the number of CIDRs.
 //
 // # What breaks them
 //
 //   - A caller that looks up a name before Decide has been asked, or with search domains. It must look up the name as
 //     an absolute one.
 //   - A caller that connects to another address than the one that it has asked Permits about.
-//   - A Reach without the ranges of the cluster's pods, services and nodes, if those are public addresses.
+//   - A Reach whose never lacks ranges of the cluster that are public addresses, or the network's own NAT64 prefix.
 //
 // # Limits
 //

@@ -16,7 +16,7 @@ func Example() {
 		return
 	}
 	p := policy.Policy{Claim: claim}
-	for _, authority := range []string{"API.example.com.:443", "example.org:443", "api.example.com:22", "127.1:443"} {
+	for _, authority := range []string{"API.example.com.:443", "example.org:443", "api.example.com:22", "localhost:443"} {
 		d, err := policy.Destination(authority, 0)
 		if err != nil {
 			fmt.Println(err)
@@ -35,7 +35,7 @@ func Example() {
 	// api.example.com:443 at 8.8.8.8 true
 	// example.org:443 is refused: claim-rules
 	// api.example.com:22 is refused: port
-	// authority "127.1:443": some programs read it as an IPv4 address: write an address as four decimal numbers from 0 to 255, without leading zeros and without a dot at the end
+	// authority "localhost:443": the name has one label, which only search domains could resolve: write the full name
 }
 
 func ExampleParse() {

@@ -61,7 +61,8 @@ func TestEachAddressOfAnAllowedNameIsChecked(t *testing.T) {
 	only := mustRules(t, []string{"a.example"}, []string{all, "8.8.8.0/24"})
 	some := mustRules(t, nil, []string{"8.8.8.0/24"})
 	a := dest(t, "a.example")
-	for _, rebound := range addrs("10.0.0.1", "127.0.0.1", "169.254.169.254", "::1", "::ffff:8.8.4.4", "64:ff9b::808:404", "fe80::1%eth0") {
+	for _, rebound := range addrs("10.0.0.1", "127.0.0.1", "169.254.169.254", "::1", "::ffff:8.8.4.4",
+		"64:ff9b::808:404", "fe80::1%eth0") {
 		require.False(t, Policy{}.Permits(a, rebound), rebound)
 		require.False(t, Policy{Claim: only}.Permits(a, rebound), rebound)
 	}
@@ -83,7 +84,9 @@ func TestReachOfTheOperatorHoldsForAllRules(t *testing.T) {
 	require.True(t, p.Permits(a, netip.MustParseAddr("10.1.1.1")))
 	require.False(t, p.Permits(a, netip.MustParseAddr("10.96.0.1")))
 	require.False(t, p.Permits(a, netip.MustParseAddr("8.8.8.8")))
-	for authority, want := range map[string]Reason{"10.1.1.1": "", "10.96.0.1": NotOutside, "8.8.8.8": NotOutside, "9.9.9.9": ClaimRules} {
+	for authority, want := range map[string]Reason{
+		"10.1.1.1": "", "10.96.0.1": NotOutside, "8.8.8.8": NotOutside, "9.9.9.9": ClaimRules,
+	} {
 		_, reason := p.Decide(dest(t, authority))
 		require.Equal(t, want, reason, authority)
 	}

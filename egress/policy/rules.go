@@ -160,7 +160,7 @@ func parseName(text string) (string, error) {
 // Name says whether a name in the form of [Dest] may be reached and looked up.
 func (r *Rules) Name(host string) Verdict {
 	switch {
-	case r == nil, r.allowAll, !r.denyAll && r.deny.set == nil:
+	case r == nil, r.allowAll, !r.denyAll && len(r.deny) == 0:
 		return Allowed
 	case !r.denyAll:
 		return ByAddress

@@ -64,11 +64,13 @@ func TestNameIsLookedUpOnlyIfItMayBeAllowed(t *testing.T) {
 }
 
 func TestAllowBeatsDenyForAnAddress(t *testing.T) {
-	r := mustRules(t, []string{"192.0.2.7", "198.51.100.9/25", "2001:db8::/48"}, []string{"192.0.2.0/24", "198.51.100.0/24", "2001:db8::/32"})
+	r := mustRules(t, []string{"192.0.2.7", "198.51.100.9/25", "2001:db8::/48"},
+		[]string{"192.0.2.0/24", "198.51.100.0/24", "2001:db8::/32"})
 	for _, a := range addrs("192.0.2.7", "198.51.100.127", "2001:db8::1", "8.8.8.8", "2606::1") {
 		require.True(t, r.Address(a), a)
 	}
-	refused := append(addrs("192.0.2.8", "198.51.100.128", "2001:db8:1::1", "::ffff:8.8.8.8", "::ffff:192.0.2.8", "2606::1%eth0"), netip.Addr{})
+	refused := append(addrs("192.0.2.8", "198.51.100.128", "2001:db8:1::1", "::ffff:8.8.8.8", "::ffff:192.0.2.8",
+		"2606::1%eth0"), netip.Addr{})
 	for _, a := range refused {
 		require.False(t, r.Address(a), a)
 	}
@@ -103,14 +105,18 @@ func TestParseNamesTheEntryAndTheFix(t *testing.T) {
 		allow, deny []string
 		want        string
 	}{
-		{[]string{"a.example"}, nil, `allowOut[0] "a.example": a name has no effect while all traffic is allowed: add "0.0.0.0/0" to denyOut`},
-		{[]string{"192.0.2.1", "*.a.example"}, []string{"10.0.0.0/8", "::/0"}, `allowOut[1] "*.a.example": a name has no effect`},
-		{nil, []string{all, "a.example"}, `denyOut[1] "a.example": it is not an address or a CIDR, and names cannot be denied`},
+		{[]string{"a.example"}, nil,
+			`allowOut[0] "a.example": a name has no effect while all traffic is allowed: add "0.0.0.0/0" to denyOut`},
+		{[]string{"192.0.2.1", "*.a.example"}, []string{"10.0.0.0/8", "::/0"},
+			`allowOut[1] "*.a.example": a name has no effect`},
+		{nil, []string{all, "a.example"},
+			`denyOut[1] "a.example": it is not an address or a CIDR, and names cannot be denied`},
 		{nil, []string{"*"}, `denyOut[0] "*": it is not an address or a CIDR`},
 		{nil, []string{"10.0.0"}, `denyOut[0] "10.0.0": it is not an address or a CIDR`},
 		{many, nil, "allowOut has 257 entries, and at most 256 are possible"},
 		{nil, many, "denyOut has 257 entries, and at most 256 are possible"},
-		{[]string{"a.example", "b.example", "c.example", "x..y"}, denyAll, `allowOut[3] "x..y": a label is empty: write one dot`},
+		{[]string{"a.example", "b.example", "c.example", "x..y"}, denyAll,
+			`allowOut[3] "x..y": a label is empty: write one dot`},
 		{[]string{""}, denyAll, `allowOut[0] "": a label is empty`},
 		{[]string{"*"}, denyAll, `allowOut[0] "*": write "0.0.0.0/0" for all traffic`},
 		{[]string{"*."}, denyAll, "a label is empty"},
@@ -174,7 +180,8 @@ func TestFullListsAndDuplicatesAreAccepted(t *testing.T) {
 
 // FuzzParseNeverAllowsUnwrittenNames also shows that each rule stays the same when it is written in its normal form.
 func FuzzParseNeverAllowsUnwrittenNames(f *testing.F) {
-	for _, seed := range []string{"a.example", "*.a.example", "*.Bücher.example.", "10.0.0.0/8", "0.0.0.0/0", "2001:db8::1", "*", "a:1", "faß.de",
+	for _, seed := range []string{"a.example", "*.a.example", "*.Bücher.example.", "10.0.0.0/8", "0.0.0.0/0",
+		"2001:db8::1", "*", "a:1", "faß.de",
 		"*.com", "a。b", "\u212a.example", "::ffff:1.2.3.4", "1.2.3.4/0"} {
 		f.Add(seed, "host.example", []byte{1, 2, 3, 4})
 	}
