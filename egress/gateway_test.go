@@ -23,7 +23,13 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(routerSocket); socket != "" {
+		runRouter(socket)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // gateway is a real Envoy with the real configuration of an egress gateway.
 type gateway struct {

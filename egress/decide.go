@@ -1,0 +1,226 @@
+package egress
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/egress/policy"
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/wire"
+)
+
+// question is the part of a request that the router reads. Nothing in it is a view into the message.
+type question struct {
+	authority, method, scheme string
+	peer                      netip.Addr
+	// id and token are the credential. Without one id is empty.
+	id    string
+	token []byte
+}
+
+// read reads the headers of a request. Envoy sends each of them once, but for the credential.
+func read(headers []wire.Header) (q question) {
+	credentials := 0
+	for _, h := range headers {
+		switch string(h.Key) {
+		case ":authority":
+			q.authority = string(h.Value)
+		case ":method":
+			q.method = string(h.Value)
+		case envoy.SchemeHeader:
+			q.scheme = string(h.Value)
+		case envoy.PeerHeader:
+			q.peer, _ = netip.ParseAddr(string(h.Value))
+			q.peer = q.peer.Unmap()
+		case "proxy-authorization":
+			credentials++
+			q.id, q.token = credential(h.Value)
+		}
+	}
+	if credentials != 1 {
+		q.id = ""
+	}
+	return q
+}
+
+// maxCredential bounds a credential: a sandbox ID, a colon and a token, in base64.
+const maxCredential = 512
+
+// credential reads a value of Proxy-Authorization (RFC 7617). The ID is empty if it is not one.
+func credential(value []byte) (id string, token []byte) {
+	scheme, encoded, _ := bytes.Cut(value, []byte(" "))
+	encoded = bytes.TrimLeft(encoded, " ")
+	if !strings.EqualFold(string(scheme), "basic") || len(encoded) > maxCredential {
+		return "", nil
+	}
+	var buffer [maxCredential]byte
+	n, err := base64.StdEncoding.Decode(buffer[:], encoded)
+	if err != nil {
+		return "", nil
+	}
+	user, password, found := bytes.Cut(buffer[:n], []byte(":"))
+	if !found || len(password) == 0 {
+		return "", nil
+	}
+	return string(user), bytes.Clone(password)
+}
+
+func refuse(format string, args ...any) *apierror.Error {
+	return apierror.New(apierror.EgressRefused, format, args...)
+}
+
+// decision is what the router has decided about a request: it is admitted, or refused.
+type decision struct {
+	admitted *request
+	refusal  *apierror.Error
+	// tls has Envoy speak TLS to the origin. Nothing sets it yet: only a request that gets a credential needs it.
+	tls bool
+}
+
+// decide decides about a request. wait is false in the goroutine that serves a connection: then it returns false if the
+// name has to be looked up.
+func (s *Server) decide(ctx context.Context, q *question, wait bool) (d decision, ok bool) {
+	t := &s.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e, refusal := s.find(q)
+	if refusal != nil {
+		return decision{refusal: refusal}, true
+	}
+	dest, refusal := destination(q)
+	if refusal == nil {
+		refusal = permit(e, dest)
+	}
+	if refusal == nil && e.open >= s.maxOpen {
+		refusal = apierror.New(apierror.TooManyOpen, "the sandbox has %d requests open at the egress gateway; end some, or try again", e.open)
+	}
+	if refusal != nil {
+		return s.refused(e, dest, refusal), true
+	}
+	addrs := []netip.Addr{dest.Addr}
+	if !dest.Addr.IsValid() {
+		known := false
+		if addrs, known = s.names.known(dest.Host); !known {
+			if !wait {
+				return decision{}, false
+			}
+			e.open++
+			t.mu.Unlock()
+			addrs, refusal = s.names.lookup(ctx, dest.Host, e.lookups)
+			t.mu.Lock()
+			e.open--
+			if refusal == nil {
+				refusal = s.again(e, q, dest)
+			}
+		}
+	}
+	if refusal == nil && len(addrs) == 0 {
+		refusal = apierror.New(apierror.EgressUnreachable, "there is no host %s", dest.Host)
+	}
+	if refusal != nil {
+		return s.refused(e, dest, refusal), true
+	}
+	addr := s.choose(e, dest, addrs)
+	if !addr.IsValid() {
+		return s.refused(e, dest, refuse("the rules of the sandbox allow no address of %s", dest.Host)), true
+	}
+	r := &request{table: t, of: e, id: e.ID, incarnation: e.Incarnation, dest: dest, addr: addr}
+	e.admits[r] = struct{}{}
+	e.open++
+	e.counts.Admitted++
+	s.audit(e, dest, "", "", addr)
+	return decision{admitted: r}, true
+}
+
+// find returns the sandbox that a request is of.
+func (s *Server) find(q *question) (*entry, *apierror.Error) {
+	t := &s.table
+	if !t.ready || t.shut || !s.o.Fresh() {
+		return nil, apierror.New(apierror.RouterNotReady, "the egress gateway does not know the rules of the sandboxes at the moment; try again")
+	}
+	at := t.at[q.peer]
+	if len(at) == 0 {
+		return nil, refuse("the address %s is not that of a sandbox which uses this gateway", q.peer)
+	}
+	if q.id == "" {
+		return nil, apierror.New(apierror.EgressCredential, "the proxy needs the ID of the sandbox as the user, and its token as the password")
+	}
+	if len(at) != 1 || at[0].ID != q.id || !at[0].hasToken(q.token) {
+		return nil, refuse("the credential is not that of the one sandbox at the address %s", q.peer)
+	}
+	return at[0], nil
+}
+
+// destination reads where a request goes.
+func destination(q *question) (policy.Dest, *apierror.Error) {
+	port := uint16(0) // CONNECT names one
+	switch {
+	case q.method == http.MethodTrace:
+		return policy.Dest{}, refuse("TRACE is not passed on, because the answer would have the headers of the request")
+	case q.method == http.MethodConnect:
+	case q.scheme != "http":
+		return policy.Dest{}, refuse("this is a proxy: send CONNECT, or a request in absolute form, such as GET http://example.com/")
+	default:
+		port = 80
+	}
+	dest, err := policy.Destination(q.authority, port)
+	if err != nil {
+		return policy.Dest{}, refuse("%v", err)
+	}
+	return dest, nil
+}
+
+// permit asks the rules that a sandbox has now, without an address.
+func permit(e *entry, dest policy.Dest) *apierror.Error {
+	if verdict, reason := e.Policy.Decide(dest); verdict == policy.Refused {
+		return refuse("the sandbox may not reach %s: %s", dest, says[reason])
+	}
+	return nil
+}
+
+// says has the words for what policy refuses.
+var says = map[policy.Reason]string{
+	policy.ClosedPort: "the pool does not open this port",
+	policy.NotOutside: "the address is not a public one",
+	policy.PoolRules:  "the rules of the pool do not allow it",
+	policy.ClaimRules: "the rules of the sandbox do not allow it",
+}
+
+// again checks, after a wait, what may have changed.
+func (s *Server) again(e *entry, q *question, dest policy.Dest) *apierror.Error {
+	now, refusal := s.find(q)
+	switch {
+	case refusal != nil:
+		return refusal
+	case now != e:
+		return refuse("the sandbox has ended")
+	}
+	return permit(e, dest)
+}
+
+// choose returns one of the addresses that the rules permit: one of IPv4 if there is any, and not always the same.
+func (s *Server) choose(e *entry, dest policy.Dest, addrs []netip.Addr) (chosen netip.Addr) {
+	s.turn++
+	for i := range addrs {
+		addr := addrs[(uint(i)+s.turn)%uint(len(addrs))]
+		if (!chosen.IsValid() || addr.Is4() && !chosen.Is4()) && e.Policy.Permits(dest, addr) {
+			chosen = addr
+		}
+	}
+	return chosen
+}
+
+// refused counts and logs a refusal.
+func (s *Server) refused(e *entry, dest policy.Dest, refusal *apierror.Error) decision {
+	e.counts.Refused++
+	refusal.SandboxID = e.ID
+	if dest.Port != 0 { // what cannot be read is not logged
+		s.audit(e, dest, refusal.Reason, refusal.Message, netip.Addr{})
+	}
+	return decision{refusal: refusal}
+}

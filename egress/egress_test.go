@@ -1,0 +1,524 @@
+package egress_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/devcluster/proc"
+	"github.com/berth-sandbox/berth/egress"
+	"github.com/berth-sandbox/berth/envoy"
+)
+
+func TestClientsWithAProxyURLReachTheOrigins(t *testing.T) {
+	w := newWorld(t)
+	proxy := &url.URL{Scheme: "http", Host: w.addr, User: url.UserPassword("abc", "token-abc")}
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(abcAddr)}}
+	client := &http.Client{Timeout: soon, Transport: &http.Transport{
+		Proxy: http.ProxyURL(proxy), DialContext: dialer.DialContext,
+		TLSClientConfig: &tls.Config{RootCAs: w.secure.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs},
+	}}
+	defer client.CloseIdleConnections()
+	for _, target := range []string{"http://web.example.com:" + w.webPort, "http://127.0.0.1:" + w.webPort, "https://example.com:" + w.tlsPort} {
+		for range 3 {
+			response, err := client.Get(target + "/a//b/../c?d=%2e")
+			require.NoError(t, err)
+			require.Equal(t, "hello", readAll(t, response.Body))
+			require.NoError(t, response.Body.Close())
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	require.Len(t, w.requests, 9)
+	for _, r := range w.requests {
+		require.Equal(t, "/a//b/../c?d=%2e", r.RequestURI, "path and query are the client's own")
+		require.Subset(t, []string{"User-Agent", "Accept-Encoding"}, keys(r.Header), "nothing was added")
+	}
+	counts, ok := w.router.Counts("abc")
+	require.True(t, ok)
+	require.Positive(t, counts.Admitted)
+	require.Zero(t, counts.Refused)
+}
+
+func keys(h http.Header) (all []string) {
+	for name := range h {
+		all = append(all, name)
+	}
+	return all
+}
+
+func TestNothingForTheProxyReachesTheOrigin(t *testing.T) {
+	w := newWorld(t)
+	a := w.raw(abcAddr, "POST http://web.example.com:"+w.webPort+"/ HTTP/1.1\r\nHost: other.example.com\r\nProxy-Authorization: "+own("abc")+
+		"\r\nProxy-Connection: keep-alive\r\nproxy-x: a\r\nX-Berth-Peer: 127.0.0.3\r\nx_berth_peer: 127.0.0.3\r\nX-Berth-Scheme: https\r\n"+
+		"X-Envoy-Original-Dst-Host: 127.0.0.3:1\r\nx-envoy-upstream-rq-timeout-ms: 1\r\nX-Forwarded-For: 127.0.0.3\r\nx-forwarded-proto: https\r\n"+
+		"X_Forwarded_Host: a\r\nVia: 1.1 own\r\nX-Request-Id: own\r\nAuthorization: Bearer own\r\nContent-Length: 2\r\n\r\nhi")
+	require.Equal(t, http.StatusOK, a.code, a.body)
+	require.Equal(t, []string{"Content-Length", "Content-Type", "Date"}, sorted(keys(a.header)), "nothing was added to the answer")
+	require.Len(t, w.requests, 1)
+	r := w.requests[0]
+	require.Equal(t, "web.example.com:"+w.webPort, r.Host, "the absolute form wins")
+	require.Equal(t, http.Header{"Via": {"1.1 own"}, "X-Request-Id": {"own"}, "Authorization": {"Bearer own"}, "Content-Length": {"2"}}, r.Header)
+}
+
+func sorted(all []string) []string {
+	for i := range all {
+		for j := range i {
+			if all[i] < all[j] {
+				all[i], all[j] = all[j], all[i]
+			}
+		}
+	}
+	return all
+}
+
+func TestOnlyTheOwnCredentialFromTheOwnAddressCounts(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.router.Set(within(t), sandbox(t, "one", "127.0.0.4", w.ports)))
+	require.NoError(t, w.router.Set(within(t), sandbox(t, "two", "127.0.0.4", w.ports)))
+	target := "web.example.com:" + w.webPort
+	for name, c := range map[string]struct {
+		from, headers string
+		code          int
+		reason        string
+	}{
+		"its own":                {abcAddr, own("abc"), 200, ""},
+		"in other letters":       {abcAddr, "bAsIc  " + strings.TrimPrefix(own("abc"), "Basic "), 200, ""},
+		"none":                   {abcAddr, "", 407, "egress_credential"},
+		"another scheme":         {abcAddr, "Bearer token-abc", 407, "egress_credential"},
+		"no base64":              {abcAddr, "Basic !", 407, "egress_credential"},
+		"no password":            {abcAddr, credential("abc", ""), 407, "egress_credential"},
+		"no user":                {abcAddr, credential("", "token-abc"), 407, "egress_credential"},
+		"a long one":             {abcAddr, credential("abc", strings.Repeat("x", 1000)), 407, "egress_credential"},
+		"two":                    {abcAddr, own("abc") + "\r\nProxy-Authorization: " + own("abc"), 407, "egress_credential"},
+		"a wrong token":          {abcAddr, credential("abc", "token-ab"), 403, "egress_refused"},
+		"that of another":        {abcAddr, own("def"), 403, "egress_refused"},
+		"its own from elsewhere": {defAddr, own("abc"), 403, "egress_refused"},
+		"an unknown address":     {"127.0.0.9", own("abc"), 403, "egress_refused"},
+		"an address of two":      {"127.0.0.4", own("one"), 403, "egress_refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := len(w.requests)
+			line := ""
+			if c.headers != "" {
+				line = "Proxy-Authorization: " + c.headers + "\r\n"
+			}
+			for _, head := range []string{"GET http://" + target + "/ HTTP/1.1\r\nHost: x\r\nX-Berth-Peer: 127.0.0.2\r\n", "CONNECT " + target + " HTTP/1.1\r\nHost: x\r\n"} {
+				a := w.raw(c.from, head+line+"\r\n")
+				require.Equal(t, c.code, a.code, a.body)
+				require.Equal(t, c.reason, a.reason())
+				challenge := ""
+				if c.code == 407 {
+					challenge = `Basic realm="berth"`
+				}
+				require.Equal(t, challenge, a.header.Get("Proxy-Authenticate"))
+			}
+			if c.code != 200 {
+				require.Len(t, w.requests, before, "it reached the origin")
+			}
+		})
+	}
+}
+
+func TestRequestsOfNoProxyFormAreRefused(t *testing.T) {
+	w := newWorld(t)
+	auth := "Proxy-Authorization: " + own("abc") + "\r\n"
+	at := "web.example.com:" + w.webPort
+	for name, c := range map[string]struct {
+		request string
+		codes   []int
+	}{
+		"origin form":            {"GET / HTTP/1.1\r\nHost: " + at + "\r\n" + auth + "\r\n", []int{403}},
+		"origin form, two hosts": {"GET / HTTP/1.1\r\nHost: " + at + "\r\nHost: b\r\n" + auth + "\r\n", []int{400, 403}},
+		"asterisk form":          {"OPTIONS * HTTP/1.1\r\nHost: " + at + "\r\n" + auth + "\r\n", []int{400, 403}},
+		"https in absolute form": {"GET https://" + at + "/ HTTP/1.1\r\nHost: a\r\n" + auth + "\r\n", []int{403}},
+		"ftp":                    {"GET ftp://" + at + "/ HTTP/1.1\r\nHost: a\r\n" + auth + "\r\n", []int{400}},
+		"TRACE":                  {"TRACE http://" + at + "/ HTTP/1.1\r\nHost: a\r\n" + auth + "\r\n", []int{403}},
+		"a WebSocket":            {"GET http://" + at + "/ HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + auth + "\r\n", []int{403}},
+		"HTTP/1.0":               {"GET http://" + at + "/ HTTP/1.0\r\n" + auth + "\r\n", []int{426}},
+		"HTTP/2":                 {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", []int{0, 400, 426}},
+		"length and chunks":      {"POST http://" + at + "/ HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n" + auth + "\r\n0\r\n\r\n", []int{400}},
+		"two lengths":            {"POST http://" + at + "/ HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 4\r\n" + auth + "\r\nabcd", []int{400}},
+		"an odd encoding":        {"POST http://" + at + "/ HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: x, chunked\r\n" + auth + "\r\n0\r\n\r\n", []int{400, 501}},
+		"a space before a colon": {"GET http://" + at + "/ HTTP/1.1\r\nHost : a\r\n" + auth + "\r\n", []int{400}},
+		"CONNECT without a port": {"CONNECT web.example.com HTTP/1.1\r\nHost: a\r\n" + auth + "\r\n", []int{403}},
+		"CONNECT with a path":    {"CONNECT http://" + at + "/ HTTP/1.1\r\nHost: a\r\n" + auth + "\r\n", []int{400, 403}},
+		"an authority of two":    {"GET http://a,b.example.com/ HTTP/1.1\r\nHost: a\r\n" + auth + "\r\n", []int{400, 403}},
+		"too large headers":      {"GET http://" + at + "/ HTTP/1.1\r\nHost: a\r\n" + auth + "X: " + strings.Repeat("x", 70<<10) + "\r\n\r\n", []int{431}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := w.raw(abcAddr, c.request)
+			require.Contains(t, c.codes, a.code, a.body)
+			if a.code != 0 {
+				require.NotEmpty(t, a.reason())
+				require.Contains(t, a.body, `"reason":"`+a.reason()+`"`)
+			}
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			require.Empty(t, w.requests, "it reached the origin")
+		})
+	}
+}
+
+func TestBytesBehindARequestAreTheNextOne(t *testing.T) {
+	w := newWorld(t)
+	c := w.dial(abcAddr)
+	first := fmt.Sprintf("POST http://web.example.com:%s/first HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nProxy-Authorization: %s\r\n\r\n", w.webPort, own("abc"))
+	second := fmt.Sprintf("GET http://web.example.com:%s/second HTTP/1.1\r\nHost: a\r\n\r\n", w.webPort)
+	_, err := io.WriteString(c, first+second)
+	require.NoError(t, err)
+	r := bufio.NewReader(c)
+	for _, code := range []int{200, 407} {
+		response, err := http.ReadResponse(r, nil)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, response.Body)
+		require.NoError(t, err)
+		require.Equal(t, code, response.StatusCode, "each request needs its own credential")
+	}
+	require.Len(t, w.requests, 1)
+}
+
+func TestRefusedNamesAreNeverLookedUp(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.router.Set(within(t), sandbox(t, "abc", abcAddr, w.ports, "web.example.com", "*.allowed.example.com")))
+	for _, host := range []string{"example.com", "x.web.example.com", "allowed.example.com", "secret.attacker.example.org", "web.example.com:1", "localhost", "web"} {
+		if !strings.Contains(host, ":") {
+			host += ":" + w.webPort
+		}
+		a := w.get(abcAddr, "abc", host, "/")
+		require.Equal(t, http.StatusForbidden, a.code, host)
+		require.Equal(t, http.StatusForbidden, w.connect(abcAddr, "abc", host).code, host)
+	}
+	require.Empty(t, w.resolver.asked)
+	require.Equal(t, http.StatusOK, w.get(abcAddr, "abc", "WEB.Example.com.:"+w.webPort, "/").code)
+	require.Equal(t, http.StatusBadGateway, w.get(abcAddr, "abc", "missing.allowed.example.com:"+w.webPort, "/").code)
+	require.Equal(t, http.StatusOK, w.get(defAddr, "def", "example.com:"+w.webPort, "/").code, "another sandbox has other rules")
+}
+
+func TestOnlyPermittedAddressesAreConnectedTo(t *testing.T) {
+	w := newWorld(t)
+	w.resolver.set("mixed.example.com", "127.9.9.9 10.0.0.1 127.0.0.1 ::ffff:10.0.0.2 ::1")
+	w.resolver.set("inside.example.com", "127.9.9.9 10.0.0.1 169.254.169.254 fe80::1")
+	w.resolver.set("mapped.example.com", "::ffff:127.0.0.1")
+	w.resolver.set("nothing.example.com")
+	for range 10 {
+		require.Equal(t, http.StatusOK, w.get(abcAddr, "abc", "mixed.example.com:"+w.webPort, "/").code)
+	}
+	require.Equal(t, 1, w.resolver.times("mixed.example.com"), "an answer is used again for a moment")
+	require.Equal(t, http.StatusForbidden, w.get(abcAddr, "abc", "inside.example.com:"+w.webPort, "/").code)
+	require.Equal(t, http.StatusOK, w.get(abcAddr, "abc", "mapped.example.com:"+w.webPort, "/").code)
+	require.Equal(t, http.StatusBadGateway, w.get(abcAddr, "abc", "nothing.example.com:"+w.webPort, "/").code)
+	for _, literal := range []string{"10.0.0.1", "127.9.9.9", "169.254.169.254", "127.1", "2130706433", "0x7f.0.0.1", "0177.0.0.1", "[::ffff:127.0.0.1]", "[::1%25lo]", "[fe80::1]"} {
+		a := w.connect(abcAddr, "abc", literal+":"+w.echoPort)
+		require.Contains(t, []int{400, 403}, a.code, literal)
+	}
+	require.Zero(t, w.echo.open.Load())
+}
+
+func TestReboundNamesAreCheckedAtEachLookUp(t *testing.T) {
+	w := newWorld(t)
+	w.resolver.set("rebound.example.com", "127.0.0.1", "127.9.9.9")
+	require.Equal(t, http.StatusOK, w.get(abcAddr, "abc", "rebound.example.com:"+w.webPort, "/").code)
+	require.Eventually(t, func() bool {
+		return w.get(abcAddr, "abc", "rebound.example.com:"+w.webPort, "/").code == http.StatusForbidden
+	}, soon, 100*time.Millisecond)
+	require.Equal(t, 2, w.resolver.times("rebound.example.com"))
+}
+
+func TestForgottenSandboxLosesItsTunnelsAtOnce(t *testing.T) {
+	w := newWorld(t)
+	target := "echo.example.com:" + w.echoPort
+	idle, busy, other := w.open(abcAddr, "abc", target), w.open(abcAddr, "abc", target), w.open(defAddr, "def", target)
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		block := make([]byte, 64<<10)
+		for {
+			if _, err := busy.Write(block); err != nil {
+				return
+			}
+		}
+	})
+	sending.Go(func() { _, _ = io.Copy(io.Discard, busy.r) })
+	defer sending.Wait()
+	sending.Go(func() {
+		w.raw(abcAddr, "GET http://web.example.com:"+w.webPort+"/hold HTTP/1.1\r\nHost: a\r\nProxy-Authorization: "+own("abc")+"\r\n\r\n")
+	})
+	eventually(t, "the request arrives", func() bool { return w.holding.Load() == 1 && w.echo.bytes.Load() > 1<<20 })
+
+	began := time.Now()
+	require.NoError(t, w.router.Forget(within(t), "abc"))
+	require.Less(t, time.Since(began), 5*time.Second)
+	require.Equal(t, http.StatusForbidden, w.connect(abcAddr, "abc", target).code)
+	eventually(t, "the origins see the end", func() bool { return w.echo.open.Load() == 1 && w.holding.Load() == 0 })
+	idle.isCut()
+	other.works()
+	_, ok := w.router.Counts("abc")
+	require.False(t, ok)
+	require.NoError(t, w.router.Forget(within(t), "abc"))
+
+	next := sandbox(t, "next", abcAddr, w.ports)
+	require.NoError(t, w.router.Set(within(t), next))
+	require.Equal(t, http.StatusForbidden, w.connect(abcAddr, "abc", target).code, "the address is that of another sandbox")
+	w.open(abcAddr, "next", target)
+}
+
+func TestNarrowingCutsOnlyWhatItRefuses(t *testing.T) {
+	w := newWorld(t)
+	w.resolver.set("kept.example.com", "127.0.0.1")
+	gone, kept := w.open(abcAddr, "abc", "echo.example.com:"+w.echoPort), w.open(abcAddr, "abc", "kept.example.com:"+w.echoPort)
+	literal := w.open(abcAddr, "abc", "127.0.0.1:"+w.echoPort)
+	narrow := sandbox(t, "abc", abcAddr, w.ports, "kept.example.com")
+	require.NoError(t, w.router.Set(within(t), narrow))
+	require.Equal(t, http.StatusForbidden, w.connect(abcAddr, "abc", "echo.example.com:"+w.echoPort).code)
+	gone.isCut()
+	literal.isCut()
+	kept.works()
+	require.NoError(t, w.router.Replace(within(t), []egress.Sandbox{narrow, sandbox(t, "def", defAddr, w.ports)}))
+	kept.works()
+	narrow.Incarnation++
+	require.NoError(t, w.router.Set(within(t), narrow))
+	kept.isCut()
+	w.open(abcAddr, "abc", "kept.example.com:"+w.echoPort)
+	require.NoError(t, w.router.Replace(within(t), nil))
+	eventually(t, "nothing is open", func() bool { return w.echo.open.Load() == 0 })
+}
+
+func TestStaleRouterRefusesAndCutsEverything(t *testing.T) {
+	w := newWorld(t)
+	open := w.open(abcAddr, "abc", "echo.example.com:"+w.echoPort)
+	w.stale.Store(true)
+	a := w.connect(abcAddr, "abc", "echo.example.com:"+w.echoPort)
+	require.Equal(t, http.StatusServiceUnavailable, a.code)
+	require.Equal(t, "router_not_ready", a.reason())
+	open.isCut()
+	w.stale.Store(false)
+	w.open(abcAddr, "abc", "echo.example.com:"+w.echoPort)
+}
+
+// The router is stopped with SIGSTOP, and killed.
+func TestNoTunnelOutlivesTheRouterThatAdmittedIt(t *testing.T) {
+	for name, signal := range map[string]syscall.Signal{"stopped": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			origin := newEcho(t)
+			target := origin.Addr().String()
+			_, port, err := net.SplitHostPort(target)
+			require.NoError(t, err)
+			socket := filepath.Join(socketDir(t), "router.sock")
+			supervisor, err := proc.New()
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, supervisor.Close()) })
+			self, err := os.Executable()
+			require.NoError(t, err)
+			cmd := exec.Command(self)
+			cmd.Env = append(os.Environ(), routerSocket+"="+socket, routerPort+"="+port)
+			router, err := supervisor.Start(cmd)
+			require.NoError(t, err)
+			eventually(t, "the router listens", func() bool { _, err := os.Stat(socket); return err == nil })
+			secure := httptest.NewTLSServer(http.NotFoundHandler())
+			defer secure.Close()
+			g := startEnvoy(t, socket, caFile(t, secure))
+			open := g.open(abcAddr, "abc", target)
+			began := time.Now()
+			require.NoError(t, syscall.Kill(router.Pid(), signal))
+			open.isCut()
+			require.Less(t, time.Since(began), envoy.EgressRouterLoss+3*time.Second)
+			eventually(t, "the origin sees the end", func() bool { return origin.open.Load() == 0 })
+			a := g.raw(abcAddr, "CONNECT "+target+" HTTP/1.1\r\nHost: a\r\nProxy-Authorization: "+own("abc")+"\r\n\r\n")
+			require.Equal(t, http.StatusServiceUnavailable, a.code)
+			require.Equal(t, "router_unavailable", a.reason())
+			require.Zero(t, origin.open.Load())
+			require.NoError(t, syscall.Kill(router.Pid(), syscall.SIGCONT))
+		})
+	}
+}
+
+func TestNoUpstreamConnectionServesTwoSandboxes(t *testing.T) {
+	w := newWorld(t)
+	used := map[string]string{} // the sandbox of each connection
+	for i := range 12 {
+		id, from := "abc", abcAddr
+		if i%2 == 1 {
+			id, from = "def", defAddr
+		}
+		if i == 6 {
+			again := sandbox(t, "abc", abcAddr, w.ports)
+			again.Incarnation = 1
+			require.NoError(t, w.router.Set(within(t), again))
+		}
+		require.Equal(t, http.StatusOK, w.get(from, id, "web.example.com:"+w.webPort, "/").code)
+		w.mu.Lock()
+		peer := w.peers[len(w.peers)-1]
+		w.mu.Unlock()
+		of := id
+		if id == "abc" && i >= 6 {
+			of = "abc again"
+		}
+		require.Contains(t, []string{"", of}, used[peer])
+		used[peer] = of
+	}
+	require.Len(t, used, 3, "each has one that is used again")
+}
+
+func TestLimitsTouchOnlyTheirOwnSandbox(t *testing.T) {
+	w := newWorld(t)
+	target := "echo.example.com:" + w.echoPort
+	var all []*tunnel
+	for range 12 {
+		all = append(all, w.open(abcAddr, "abc", target))
+	}
+	a := w.connect(abcAddr, "abc", target)
+	require.Equal(t, http.StatusTooManyRequests, a.code)
+	require.Equal(t, "too_many_open", a.reason())
+	w.open(defAddr, "def", target)
+	all[0].Close()
+	eventually(t, "there is room again", func() bool { return w.connect(abcAddr, "abc", target).code == http.StatusOK })
+
+	w.resolver.mu.Lock()
+	w.resolver.gate = make(chan struct{})
+	w.resolver.mu.Unlock()
+	require.NoError(t, w.router.Forget(within(t), "abc"))
+	require.NoError(t, w.router.Set(within(t), sandbox(t, "abc", abcAddr, w.ports)))
+	var asking sync.WaitGroup
+	codes := make(chan int, 12)
+	for i := range 12 { // more than a sandbox may look up at one time
+		asking.Go(func() { codes <- w.get(abcAddr, "abc", fmt.Sprintf("n%d.example.com:%s", i, w.webPort), "/").code })
+	}
+	eventually(t, "all wait", func() bool { c, _ := w.router.Counts("abc"); return c.Open == 12 })
+	require.Equal(t, http.StatusOK, w.get(defAddr, "def", "127.0.0.1:"+w.webPort, "/").code)
+	asked := make(chan int, 1)
+	asking.Go(func() { asked <- w.get(defAddr, "def", "web.example.com:"+w.webPort, "/").code })
+	close(w.resolver.gate)
+	require.Equal(t, http.StatusOK, <-asked)
+	asking.Wait()
+	close(codes)
+	for code := range codes {
+		require.Equal(t, http.StatusBadGateway, code, "those that wait get a place")
+	}
+}
+
+func TestRulesAreReadAgainAfterALookUp(t *testing.T) {
+	for name, change := range map[string]func(w *world) error{
+		"forgotten": func(w *world) error { return w.router.Forget(w.Context(), "abc") },
+		"narrowed": func(w *world) error {
+			return w.router.Set(w.Context(), sandbox(w, "abc", abcAddr, w.ports, "other.example.com"))
+		},
+		"another pod": func(w *world) error {
+			next := sandbox(w, "abc", abcAddr, w.ports)
+			next.Incarnation = 1
+			return w.router.Set(w.Context(), next)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.resolver.mu.Lock()
+			w.resolver.gate = make(chan struct{})
+			w.resolver.mu.Unlock()
+			var asking sync.WaitGroup
+			asking.Go(func() {
+				a := w.get(abcAddr, "abc", "web.example.com:"+w.webPort, "/")
+				if a.code != http.StatusForbidden {
+					t.Errorf("%d %s", a.code, a.body)
+				}
+			})
+			eventually(t, "it waits", func() bool { c, _ := w.router.Counts("abc"); return c.Open == 1 })
+			require.NoError(t, change(w))
+			close(w.resolver.gate)
+			asking.Wait()
+			require.Empty(t, w.requests)
+		})
+	}
+}
+
+func TestFailuresOfOriginsHaveBerthsForm(t *testing.T) {
+	w := newWorld(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	closed := l.Addr().(*net.TCPAddr)
+	require.NoError(t, l.Close())
+	s := sandbox(t, "abc", abcAddr, append(w.ports, uint16(closed.Port)))
+	require.NoError(t, w.router.Set(within(t), s))
+	for _, a := range []answer{
+		w.get(abcAddr, "abc", closed.String(), "/"), w.connect(abcAddr, "abc", closed.String()),
+	} {
+		require.Equal(t, http.StatusBadGateway, a.code, a.body)
+		require.Equal(t, "egress_unreachable", a.reason())
+		require.Contains(t, a.body, `"code":502`)
+	}
+	w.echo.Close() // a listener that accepts nothing more; what speaks no HTTP follows
+	breaking, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer breaking.Close()
+	go func() {
+		for {
+			c, err := breaking.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, "no HTTP\r\n\r\n")
+			c.Close()
+		}
+	}()
+	s.Policy.Ports = append(s.Policy.Ports, netip.MustParseAddrPort(breaking.Addr().String()).Port())
+	require.NoError(t, w.router.Set(within(t), s))
+	a := w.get(abcAddr, "abc", breaking.Addr().String(), "/")
+	require.Equal(t, http.StatusBadGateway, a.code, a.body)
+	require.Equal(t, "egress_reset", a.reason())
+}
+
+func TestLogHasEachDestinationOnceAndNoSecrets(t *testing.T) {
+	w := newWorld(t)
+	for range 3 {
+		w.raw(abcAddr, "GET http://web.example.com:"+w.webPort+"/path-secret?query-secret HTTP/1.1\r\nHost: a\r\nX-A: header-secret\r\nProxy-Authorization: "+own("abc")+"\r\n\r\n")
+		w.connect(abcAddr, "abc", "web.example.com:1")
+		w.connect(abcAddr, "abc", credential("user-secret", "x"))
+	}
+	var lines bytes.Buffer
+	for _, e := range w.log.All() {
+		fmt.Fprintln(&lines, e.Message, e.ContextMap())
+	}
+	require.Equal(t, 1, strings.Count(lines.String(), "egress: admitted"), lines.String())
+	require.Equal(t, 1, strings.Count(lines.String(), "egress: refused"), lines.String())
+	require.Contains(t, lines.String(), "web.example.com:1")
+	require.NotContains(t, lines.String(), "secret")
+	require.NotContains(t, lines.String(), "token")
+	for i := range 300 {
+		w.connect(abcAddr, "abc", fmt.Sprintf("web.example.com:%d", i+1))
+	}
+	require.LessOrEqual(t, w.log.Len(), 257)
+}
+
+func TestForgetSaysWhatHasNotEndedInTime(t *testing.T) {
+	w := newWorld(t)
+	open := w.open(abcAddr, "abc", "echo.example.com:"+w.echoPort)
+	require.NoError(t, syscall.Kill(w.process.Pid(), syscall.SIGSTOP))
+	for range 2 { // the second call must not take the first one's word
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		err := w.router.Forget(ctx, "abc")
+		cancel()
+		require.ErrorContains(t, err, "1 requests")
+		require.True(t, errors.Is(err, context.DeadlineExceeded))
+	}
+	require.NoError(t, syscall.Kill(w.process.Pid(), syscall.SIGCONT))
+	require.NoError(t, w.router.Forget(within(t), "abc"))
+	open.isCut()
+}

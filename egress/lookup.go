@@ -1,0 +1,152 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+)
+
+// Resolver looks names up. *net.Resolver is one.
+type Resolver interface {
+	// LookupNetIP returns the addresses of a name that ends with a dot. The network is "ip".
+	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
+}
+
+const (
+	// lookupTimeout bounds a look-up, with the wait for a place.
+	lookupTimeout = 2 * time.Second
+	// lookupAge is how long an answer is used again.
+	lookupAge = 5 * time.Second
+	// maxSandboxLookups and maxLookups bound the look-ups at one time.
+	maxSandboxLookups, maxLookups = 8, 256
+	// maxNames bounds the answers that are kept, and maxAddrs their addresses.
+	maxNames, maxAddrs = 4096, 32
+)
+
+// names looks names up, each one once at a time, and keeps the answers for a moment.
+type names struct {
+	resolver Resolver
+	places   chan struct{} // of maxLookups
+
+	mu      sync.Mutex
+	answers *simplelru.LRU[string, *answer]
+	running map[string]*answer
+}
+
+// answer is what a name has, once done is closed. No addresses and no err: there is no such name.
+type answer struct {
+	done  chan struct{}
+	addrs []netip.Addr
+	err   *apierror.Error
+	until time.Time // it may be used again
+}
+
+func newNames(r Resolver) *names {
+	answers, _ := simplelru.NewLRU[string, *answer](maxNames, nil) // fails for a wrong size only
+	return &names{
+		resolver: r, places: make(chan struct{}, maxLookups), answers: answers, running: map[string]*answer{},
+	}
+}
+
+// known returns the addresses of a name, if no look-up is needed.
+func (n *names) known(host string) (addrs []netip.Addr, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	a, ok := n.answers.Get(host)
+	if !ok || time.Now().After(a.until) {
+		return nil, false
+	}
+	return a.addrs, true
+}
+
+// lookup returns the addresses of a name. places are those of its sandbox, so that no other one waits for them.
+func (n *names) lookup(ctx context.Context, host string, places chan struct{}) ([]netip.Addr, *apierror.Error) {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	a, _ := n.find(host, false)
+	if a == nil {
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+		case <-ctx.Done():
+			return nil, apierror.New(apierror.TooManyOpen, "the sandbox looks up %d names at the moment; try again", maxSandboxLookups)
+		}
+		var first bool
+		if a, first = n.find(host, true); first {
+			n.run(a, host)
+		}
+	}
+	select {
+	case <-a.done:
+		return a.addrs, a.err
+	case <-ctx.Done():
+		return nil, failed(host)
+	}
+}
+
+func failed(host string) *apierror.Error {
+	return apierror.New(apierror.EgressUnreachable, "%s could not be looked up in time; try again", host)
+}
+
+// find returns the answer for a name that is known or is being looked up. If there is none it begins one.
+func (n *names) find(host string, begin bool) (a *answer, first bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if a := n.running[host]; a != nil {
+		return a, false
+	}
+	if a, ok := n.answers.Get(host); ok && time.Now().Before(a.until) {
+		return a, false
+	}
+	if begin {
+		a = &answer{done: make(chan struct{})}
+		n.running[host] = a
+	}
+	return a, begin
+}
+
+// run looks a name up. Others wait for it, too, so it does not end with its client.
+func (n *names) run(a *answer, host string) {
+	ctx, cancel := context.WithTimeout(context.Background(), lookupTimeout)
+	defer cancel()
+	a.addrs, a.err = n.ask(ctx, host)
+	a.until = time.Now().Add(lookupAge)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.running, host)
+	if a.err == nil {
+		n.answers.Add(host, a)
+	}
+	close(a.done)
+}
+
+// ask asks the resolver, when there is a place.
+func (n *names) ask(ctx context.Context, host string) ([]netip.Addr, *apierror.Error) {
+	select {
+	case n.places <- struct{}{}:
+		defer func() { <-n.places }()
+	case <-ctx.Done():
+		return nil, apierror.New(apierror.Overloaded, "the egress gateway looks up too many names at the moment; try again")
+	}
+	addrs, err := n.resolver.LookupNetIP(ctx, "ip", host+".") // with the dot no search domain is tried
+	var missing *net.DNSError
+	switch {
+	case errors.As(err, &missing) && missing.IsNotFound:
+		return nil, nil
+	case err != nil:
+		return nil, failed(host)
+	}
+	addrs = addrs[:min(len(addrs), maxAddrs)]
+	own := make([]netip.Addr, len(addrs))
+	for i, addr := range addrs {
+		own[i] = addr.Unmap() // as a resolver may return those of IPv4
+	}
+	return own, nil
+}

@@ -1,0 +1,140 @@
+package egress
+
+import (
+	"cmp"
+	"context"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+
+	"github.com/berth-sandbox/berth/extproc/h2"
+	"github.com/berth-sandbox/berth/extproc/socket"
+	"github.com/berth-sandbox/berth/extproc/wire"
+	"github.com/berth-sandbox/berth/internal/options"
+	"github.com/berth-sandbox/berth/internal/wait"
+)
+
+// Options configure a Server. All are required unless they say otherwise.
+type Options struct {
+	// Socket is the path of the unix socket that Envoy connects to.
+	Socket   string
+	Resolver Resolver
+	// Fresh reports whether what Set, Forget and Replace have said still holds. It must not block. When it is false,
+	// all requests are refused, and within a second those in progress are cut.
+	Fresh func() bool
+	// MaxOpen bounds the requests of one sandbox in progress. Default 1,024.
+	MaxOpen int
+	Log     *zap.Logger
+}
+
+// Server is the router of an egress gateway. All methods may be called concurrently.
+type Server struct {
+	o           Options
+	maxOpen     int
+	log         *zap.Logger // with a bound on lines
+	names       *names
+	connections *socket.Connections
+	transport   *h2.Server
+	messages    sync.Pool // of *wire.Request
+	table       table
+	turn        uint // of the choice of addresses. The lock of the table guards it.
+}
+
+// New checks the options and returns a Server that does not listen yet, and knows no sandbox.
+func New(o Options) (*Server, error) {
+	if err := options.Require(o, "Socket", "Resolver", "Fresh", "Log"); err != nil {
+		return nil, err
+	}
+	s := &Server{o: o, maxOpen: cmp.Or(o.MaxOpen, 1024), log: sampled(o.Log), names: newNames(o.Resolver)}
+	s.table = table{all: map[string]*entry{}, at: map[netip.Addr][]*entry{}, cut: map[*request]struct{}{}}
+	s.connections = socket.NewConnections(s.log)
+	s.messages.New = func() any { return new(wire.Request) }
+	s.transport = h2.NewServer(map[string]h2.Handler{extprocv3.ExternalProcessor_Process_FullMethodName: s})
+	return s, nil
+}
+
+// Listen binds the socket in place of a predecessor's. See socket.Listen.
+func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
+	return socket.Listen(ctx, s.o.Socket)
+}
+
+// staleEvery is how often the server looks whether it is fresh.
+const staleEvery = 250 * time.Millisecond
+
+// Serve answers on l until Stop, and then returns nil. It is called once.
+func (s *Server) Serve(l net.Listener) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { s.watch(ctx) })
+	return s.transport.Serve(s.connections.Limit(l))
+}
+
+// watch cuts all requests when what the server knows has become stale.
+func (s *Server) watch(ctx context.Context) {
+	for wait.Sleep(ctx, staleEvery) {
+		if !s.o.Fresh() {
+			// A request is admitted under the lock, by the same question: none is admitted after this.
+			ctx, cancel := context.WithTimeout(ctx, staleEvery)
+			_ = s.table.change(ctx, "", s.table.everything) // what has not ended then is cut already
+			cancel()
+		}
+	}
+}
+
+// Connections returns how many connections Envoy has to this server.
+func (s *Server) Connections() int { return s.connections.Open() }
+
+// Stop refuses all requests, cuts those in progress, and ends the server when they have ended, or when ctx ends. It
+// must be called once.
+func (s *Server) Stop(ctx context.Context) {
+	err := s.table.change(ctx, "", func() []*request {
+		s.table.shut = true
+		return s.table.everything()
+	})
+	if err != nil {
+		s.log.Warn("egress: the router ends before its requests; Envoy cuts them with the connection", zap.Error(err))
+	}
+	s.transport.Stop()
+}
+
+// Now implements h2.Handler. It answers every request whose name need not be looked up.
+func (s *Server) Now(message []byte, _ string) (h2.Reply, h2.Later) {
+	m := s.messages.Get().(*wire.Request)
+	defer func() { m.Reset(); s.messages.Put(m) }()
+	if err := m.Read(message); err != nil {
+		return h2.Reply{Status: codes.Internal, Text: "the message is no ProcessingRequest: " + err.Error()}, nil
+	}
+	if m.Other != "" {
+		return h2.Reply{
+			Status: codes.InvalidArgument,
+			Text:   "expected request headers, got " + m.Other + ": check the processing mode in Envoy's configuration",
+		}, nil
+	}
+	q := read(m.Headers)
+	if d, ok := s.decide(context.Background(), &q, false); ok {
+		return d.reply(), nil
+	}
+	return h2.Reply{}, func(ctx context.Context, _ func([]byte) error) h2.Reply {
+		d, _ := s.decide(ctx, &q, true)
+		return d.reply()
+	}
+}
+
+// reply returns the reply of a decision.
+func (d *decision) reply() h2.Reply {
+	if r := d.admitted; r != nil {
+		return h2.Reply{Message: d.answer(), Open: r, Ending: &r.ending}
+	}
+	answer, err := refused(d.refusal)
+	if err != nil {
+		return h2.Reply{Status: codes.Internal, Text: err.Error()}
+	}
+	return h2.Reply{Message: answer}
+}
