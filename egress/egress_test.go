@@ -160,7 +160,7 @@ func TestRequestsOfNoProxyFormAreRefused(t *testing.T) {
 		"two lengths":            {"POST http://" + at + "/ HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 4\r\n" + auth + "\r\nabcd", []int{400}},
 		"an odd encoding":        {"POST http://" + at + "/ HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: x, chunked\r\n" + auth + "\r\n0\r\n\r\n", []int{400, 501}},
 		"a space before a colon": {"GET http://" + at + "/ HTTP/1.1\r\nHost : a\r\n" + auth + "\r\n", []int{400}},
-		"CONNECT without a port": {"CONNECT web.example.com HTTP/1.1\r\nHost: a\r\n" + auth + "\r\n", []int{403}},
+		"CONNECT without a port": {"CONNECT web.example.com HTTP/1.1\r\nHost: a\r\n" + auth + "\r\n", []int{400, 403}},
 		"CONNECT with a path":    {"CONNECT http://" + at + "/ HTTP/1.1\r\nHost: a\r\n" + auth + "\r\n", []int{400, 403}},
 		"an authority of two":    {"GET http://a,b.example.com/ HTTP/1.1\r\nHost: a\r\n" + auth + "\r\n", []int{400, 403}},
 		"too large headers":      {"GET http://" + at + "/ HTTP/1.1\r\nHost: a\r\n" + auth + "X: " + strings.Repeat("x", 70<<10) + "\r\n\r\n", []int{431}},
@@ -281,6 +281,24 @@ func TestForgottenSandboxLosesItsTunnelsAtOnce(t *testing.T) {
 	w.open(abcAddr, "next", target)
 }
 
+func TestNothingPassesATunnelAfterForgetHasReturned(t *testing.T) {
+	w := newWorld(t)
+	for range 20 {
+		require.NoError(t, w.router.Set(within(t), sandbox(t, "abc", abcAddr, w.ports)))
+		var all []*tunnel
+		for range 5 {
+			all = append(all, w.open(abcAddr, "abc", "echo.example.com:"+w.echoPort))
+		}
+		before := w.echo.bytes.Load()
+		require.NoError(t, w.router.Forget(within(t), "abc"))
+		for _, c := range all {
+			_, _ = io.WriteString(c, "after\n") // fails if the end is here already
+		}
+		eventually(t, "the origin sees the end", func() bool { return w.echo.open.Load() == 0 })
+		require.Equal(t, before, w.echo.bytes.Load())
+	}
+}
+
 func TestNarrowingCutsOnlyWhatItRefuses(t *testing.T) {
 	w := newWorld(t)
 	w.resolver.set("kept.example.com", "127.0.0.1")
@@ -347,7 +365,9 @@ func TestNoTunnelOutlivesTheRouterThatAdmittedIt(t *testing.T) {
 			require.Equal(t, http.StatusServiceUnavailable, a.code)
 			require.Equal(t, "router_unavailable", a.reason())
 			require.Zero(t, origin.open.Load())
-			require.NoError(t, syscall.Kill(router.Pid(), syscall.SIGCONT))
+			if signal == syscall.SIGSTOP {
+				require.NoError(t, syscall.Kill(router.Pid(), syscall.SIGCONT))
+			}
 		})
 	}
 }
