@@ -25,24 +25,25 @@ type audited struct {
 	reason apierror.Reason
 }
 
-// audit writes a line for each new destination of a sandbox. The caller has the lock of the table.
-func (s *Server) audit(e *entry, dest policy.Dest, reason apierror.Reason, why string, addr netip.Addr) {
+// audit returns what writes a line for a new destination of a sandbox, and nil for one that is not new. The caller has
+// the lock of the table, and a log may block: it writes the line when it has given the lock back.
+func (s *Server) audit(e *entry, dest policy.Dest, reason apierror.Reason, why string, addr netip.Addr) func() {
 	key := audited{dest, reason}
 	if _, old := e.seen[key]; old || len(e.seen) > maxAudited {
-		return
+		return nil
 	}
-	of := []zap.Field{zap.String("sandboxID", sandboxid.Short(e.ID)), zap.String("pool", e.Pool)}
 	e.seen[key] = struct{}{}
+	fields := []zap.Field{zap.String("sandboxID", sandboxid.Short(e.ID)), zap.String("pool", e.Pool)}
 	if len(e.seen) > maxAudited {
-		s.log.Info("egress: further destinations of the sandbox are not logged", of...)
-		return
+		return func() { s.log.Info("egress: further destinations of the sandbox are not logged", fields...) }
 	}
-	fields := append(of, zap.String("destination", dest.String()))
-	if reason != "" {
-		s.log.Info("egress: refused", append(fields, zap.String("reason", string(reason)), zap.String("why", why))...)
-		return
+	fields = append(fields, zap.String("destination", dest.String()))
+	if reason == "" {
+		fields = append(fields, zap.Stringer("address", addr))
+		return func() { s.log.Info("egress: admitted", fields...) }
 	}
-	s.log.Info("egress: admitted", append(fields, zap.Stringer("address", addr))...)
+	fields = append(fields, zap.String("reason", string(reason)), zap.String("why", why))
+	return func() { s.log.Info("egress: refused", fields...) }
 }
 
 // sampled returns log with at most maxLogged lines per second and message.

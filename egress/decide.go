@@ -80,6 +80,8 @@ type decision struct {
 	refusal  *apierror.Error
 	// tls has Envoy speak TLS to the origin. Nothing sets it yet: only a request that gets a credential needs it.
 	tls bool
+	// log, if set, writes the line that the decision deserves.
+	log func()
 }
 
 // decide decides about a request. wait is false in the goroutine that serves a connection: then it returns false if the
@@ -97,7 +99,8 @@ func (s *Server) decide(ctx context.Context, q *question, wait bool) (d decision
 		refusal = permit(e, dest)
 	}
 	if refusal == nil && e.open >= s.maxOpen {
-		refusal = apierror.New(apierror.TooManyOpen, "the sandbox has %d requests open at the egress gateway; end some, or try again", e.open)
+		refusal = apierror.New(apierror.TooManyOpen,
+			"the sandbox has %d requests open at the egress gateway; end some, or try again", e.open)
 	}
 	if refusal != nil {
 		return s.refused(e, dest, refusal), true
@@ -133,22 +136,23 @@ func (s *Server) decide(ctx context.Context, q *question, wait bool) (d decision
 	e.admits[r] = struct{}{}
 	e.open++
 	e.counts.Admitted++
-	s.audit(e, dest, "", "", addr)
-	return decision{admitted: r}, true
+	return decision{admitted: r, log: s.audit(e, dest, "", "", addr)}, true
 }
 
 // find returns the sandbox that a request is of.
 func (s *Server) find(q *question) (*entry, *apierror.Error) {
 	t := &s.table
 	if !t.ready || t.shut || !s.o.Fresh() {
-		return nil, apierror.New(apierror.RouterNotReady, "the egress gateway does not know the rules of the sandboxes at the moment; try again")
+		return nil, apierror.New(apierror.RouterNotReady,
+			"the egress gateway does not know the rules of the sandboxes at the moment; try again")
 	}
 	at := t.at[q.peer]
 	if len(at) == 0 {
 		return nil, refuse("the address %s is not that of a sandbox which uses this gateway", q.peer)
 	}
 	if q.id == "" {
-		return nil, apierror.New(apierror.EgressCredential, "the proxy needs the ID of the sandbox as the user, and its token as the password")
+		return nil, apierror.New(apierror.EgressCredential,
+			"the proxy needs the ID of the sandbox as the user, and its token as the password")
 	}
 	if len(at) != 1 || at[0].ID != q.id || !at[0].hasToken(q.token) {
 		return nil, refuse("the credential is not that of the one sandbox at the address %s", q.peer)
@@ -164,7 +168,8 @@ func destination(q *question) (policy.Dest, *apierror.Error) {
 		return policy.Dest{}, refuse("TRACE is not passed on, because the answer would have the headers of the request")
 	case q.method == http.MethodConnect:
 	case q.scheme != "http":
-		return policy.Dest{}, refuse("this is a proxy: send CONNECT, or a request in absolute form, such as GET http://example.com/")
+		return policy.Dest{}, refuse(
+			"this is a proxy: send CONNECT, or a request in absolute form, such as GET http://example.com/")
 	default:
 		port = 80
 	}
@@ -219,8 +224,9 @@ func (s *Server) choose(e *entry, dest policy.Dest, addrs []netip.Addr) (chosen 
 func (s *Server) refused(e *entry, dest policy.Dest, refusal *apierror.Error) decision {
 	e.counts.Refused++
 	refusal.SandboxID = e.ID
+	d := decision{refusal: refusal}
 	if dest.Port != 0 { // what cannot be read is not logged
-		s.audit(e, dest, refusal.Reason, refusal.Message, netip.Addr{})
+		d.log = s.audit(e, dest, refusal.Reason, refusal.Message, netip.Addr{})
 	}
-	return decision{refusal: refusal}
+	return d
 }

@@ -1,13 +1,13 @@
-// Package egress is the router of an egress gateway. Envoy asks it about every request that a sandbox sends through the
-// gateway as its proxy, and it answers where the request goes, or why it is refused. Package envoy has the
+// Package egress is the router of an egress gateway. Envoy asks it about every request that a sandbox sends through
+// the gateway as its proxy, and it answers where the request goes, or why it is refused. Package envoy has the
 // configuration of that Envoy, and package policy the rules.
 //
 // # Guarantees
 //
 //   - A request is admitted only for the one sandbox at the address of the connection's peer, and only with its
 //     credential. No header names the client.
-//   - A request is admitted under the rules that its sandbox has at that moment, which are read again after the name was
-//     looked up. A name that they refuse is not looked up.
+//   - A request is admitted under the rules that its sandbox has at that moment, which are read again after the name
+//     was looked up. A name that they refuse is not looked up.
 //   - Envoy connects to the address that was checked, and to no other one.
 //   - Until the first [Server.Replace], and while Options.Fresh is false, every request is refused.
 //   - [Server.Forget] and [Server.Replace] return nil when every request of what they have taken away has ended at
@@ -26,8 +26,8 @@
 // # How a request ends
 //
 // Envoy keeps the ext_proc stream of an admitted request until the answer of the origin has ended, or the tunnel has,
-// because the processing mode asks for the trailers of the answer. Both connections are in HTTP/1.1 without trailers, so
-// no message about them is ever sent. If the router ends the stream with an error before, Envoy resets the request,
+// because the processing mode asks for the trailers of the answer. Both connections are in HTTP/1.1 without trailers,
+// so no message about them is ever sent. If the router ends the stream with an error before, Envoy resets the request,
 // also in the middle of a tunnel that is idle or busy, and closes the connection to the origin. Then it resets the
 // stream, and so that reset is the sign that nothing more passes. A stream that ends with status OK ends no request,
 // so the router never ends one so.

@@ -38,7 +38,9 @@ func TestClientsWithAProxyURLReachTheOrigins(t *testing.T) {
 		TLSClientConfig: &tls.Config{RootCAs: w.secure.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs},
 	}}
 	defer client.CloseIdleConnections()
-	for _, target := range []string{"http://web.example.com:" + w.webPort, "http://127.0.0.1:" + w.webPort, "https://example.com:" + w.tlsPort} {
+	for _, target := range []string{
+		"http://web.example.com:" + w.webPort, "http://127.0.0.1:" + w.webPort, "https://example.com:" + w.tlsPort,
+	} {
 		for range 3 {
 			response, err := client.Get(target + "/a//b/../c?d=%2e")
 			require.NoError(t, err)
@@ -531,6 +533,7 @@ func TestForgetSaysWhatHasNotEndedInTime(t *testing.T) {
 	w := newWorld(t)
 	open := w.open(abcAddr, "abc", "echo.example.com:"+w.echoPort)
 	require.NoError(t, syscall.Kill(w.process.Pid(), syscall.SIGSTOP))
+	eventually(t, "Envoy stands still", func() bool { return stopped(t, w.process.Pid()) })
 	for range 2 { // the second call must not take the first one's word
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		err := w.router.Forget(ctx, "abc")
@@ -541,4 +544,18 @@ func TestForgetSaysWhatHasNotEndedInTime(t *testing.T) {
 	require.NoError(t, syscall.Kill(w.process.Pid(), syscall.SIGCONT))
 	require.NoError(t, w.router.Forget(within(t), "abc"))
 	open.isCut()
+}
+
+// stopped reports whether all threads of a process are stopped (proc(5)).
+func stopped(t *testing.T, pid int) bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	require.NoError(t, err)
+	for _, thread := range threads {
+		raw, err := os.ReadFile(thread)
+		require.NoError(t, err)
+		if _, rest, _ := strings.Cut(string(raw), ") "); !strings.HasPrefix(rest, "T") {
+			return false
+		}
+	}
+	return len(threads) > 0
 }

@@ -57,13 +57,16 @@ func newNames(r Resolver) *names {
 
 // known returns the addresses of a name, if no look-up is needed.
 func (n *names) known(host string) (addrs []netip.Addr, ok bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	a, ok := n.answers.Get(host)
-	if !ok || time.Now().After(a.until) {
+	a, _ := n.find(host, false)
+	if a == nil {
 		return nil, false
 	}
-	return a.addrs, true
+	select {
+	case <-a.done:
+		return a.addrs, a.err == nil
+	default:
+		return nil, false
+	}
 }
 
 // lookup returns the addresses of a name. places are those of its sandbox, so that no other one waits for them.
@@ -76,7 +79,8 @@ func (n *names) lookup(ctx context.Context, host string, places chan struct{}) (
 		case places <- struct{}{}:
 			defer func() { <-places }()
 		case <-ctx.Done():
-			return nil, apierror.New(apierror.TooManyOpen, "the sandbox looks up %d names at the moment; try again", maxSandboxLookups)
+			return nil, apierror.New(apierror.TooManyOpen,
+				"the sandbox looks up %d names at the moment; try again", maxSandboxLookups)
 		}
 		var first bool
 		if a, first = n.find(host, true); first {
@@ -133,7 +137,8 @@ func (n *names) ask(ctx context.Context, host string) ([]netip.Addr, *apierror.E
 	case n.places <- struct{}{}:
 		defer func() { <-n.places }()
 	case <-ctx.Done():
-		return nil, apierror.New(apierror.Overloaded, "the egress gateway looks up too many names at the moment; try again")
+		return nil, apierror.New(apierror.Overloaded,
+			"the egress gateway looks up too many names at the moment; try again")
 	}
 	addrs, err := n.resolver.LookupNetIP(ctx, "ip", host+".") // with the dot no search domain is tried
 	var missing *net.DNSError

@@ -1,6 +1,8 @@
 package egress_test
 
 import (
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -105,7 +107,9 @@ func TestTLSToOriginsIsVerifiedForTheHost(t *testing.T) {
 		sni = append(sni, r.TLS.ServerName)
 		w.WriteHeader(http.StatusNoContent)
 	})
-	secure := httptest.NewTLSServer(handler)
+	secure := httptest.NewUnstartedServer(handler)
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes fail
+	secure.StartTLS()
 	defer secure.Close()
 	plain := httptest.NewServer(http.NotFoundHandler())
 	defer plain.Close()

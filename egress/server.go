@@ -104,7 +104,8 @@ func (s *Server) Stop(ctx context.Context) {
 	s.transport.Stop()
 }
 
-// Now implements h2.Handler. It answers every request whose name need not be looked up.
+// Now implements h2.Handler. It answers every request whose name need not be looked up, and that leaves no line in the
+// log.
 func (s *Server) Now(message []byte, _ string) (h2.Reply, h2.Later) {
 	m := s.messages.Get().(*wire.Request)
 	defer func() { m.Reset(); s.messages.Put(m) }()
@@ -118,11 +119,17 @@ func (s *Server) Now(message []byte, _ string) (h2.Reply, h2.Later) {
 		}, nil
 	}
 	q := read(m.Headers)
-	if d, ok := s.decide(context.Background(), &q, false); ok {
+	d, decided := s.decide(context.Background(), &q, false)
+	if decided && d.log == nil {
 		return d.reply(), nil
 	}
 	return h2.Reply{}, func(ctx context.Context, _ func([]byte) error) h2.Reply {
-		d, _ := s.decide(ctx, &q, true)
+		if !decided {
+			d, _ = s.decide(ctx, &q, true)
+		}
+		if d.log != nil {
+			d.log()
+		}
 		return d.reply()
 	}
 }

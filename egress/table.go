@@ -33,7 +33,8 @@ type Sandbox struct {
 func (s *Sandbox) Check() error {
 	var errs []error
 	if _, ok := sandboxid.KeyOf(s.ID); !ok {
-		errs = append(errs, fmt.Errorf("sandbox ID %q: must have 1 to %d characters of a-z and 0-9", s.ID, sandboxid.MaxKeyLen))
+		errs = append(errs,
+			fmt.Errorf("sandbox ID %q: must have 1 to %d characters of a-z and 0-9", s.ID, sandboxid.MaxKeyLen))
 	}
 	if !s.Addr.IsValid() || s.Addr.Zone() != "" || s.Addr.Is4In6() {
 		errs = append(errs, fmt.Errorf("sandbox %s: address %s: must be an address without a zone, and not IPv4-mapped",
@@ -187,7 +188,7 @@ func (t *table) change(ctx context.Context, id string, change func() (victims []
 }
 
 // Set adds a sandbox, or replaces what is known of it. It returns nil when each request has ended that the new rules
-// refuse, or that another incarnation or address of the sandbox has begun. If ctx ends before, the change holds as well.
+// refuse, or that another incarnation or address of the sandbox has begun. The change holds also if ctx ends before.
 func (s *Server) Set(ctx context.Context, sandbox Sandbox) error {
 	if err := sandbox.Check(); err != nil {
 		return err

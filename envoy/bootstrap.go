@@ -205,8 +205,9 @@ func functions() template.FuncMap {
 		},
 		"replies": replies, "egressReplies": egressReplies,
 		"peerHeader": value(PeerHeader), "schemeHeader": value(SchemeHeader), "incarnation": value(MetadataIncarnation),
-		"egressConnectTimeout": seconds(egressConnectTimeout), "egressIdle": seconds(EgressIdle), "egressStreams": value(egressStreams),
-		"egressPing": seconds(egressPing), "egressPingTimeout": seconds(egressPingTimeout),
+		"egressConnectTimeout": seconds(egressConnectTimeout), "egressIdle": seconds(EgressIdle),
+		"egressStreams": value(egressStreams),
+		"egressPing":    seconds(egressPing), "egressPingTimeout": seconds(egressPingTimeout),
 		// egressRoutes are the suffixes of the clusters of origins, and whether their requests lack MetadataTLS.
 		"egressRoutes": value(map[string]bool{"_tls": false, "": true}),
 		"guard":        value(guard), "sandboxRoute": value(sandboxRoute),

@@ -80,6 +80,8 @@ func TestBootstrapIsTheGoldenFile(t *testing.T) {
 		got, err := YAML(settings)
 		check(name, got, err)
 	}
+	got, err := EgressYAML(egressDefaults())
+	check("egress.yaml", got, err)
 	secret, err := TLSSecret(golden()["tls.yaml"])
 	check("tls-secret.yaml", secret, err)
 	secret, err = APISecret(golden()["tls.yaml"])

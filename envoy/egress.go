@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
@@ -57,7 +58,8 @@ func EgressBootstrap(s EgressSettings) (*bootstrapv3.Bootstrap, error) {
 	s.MaxConnections = cmp.Or(s.MaxConnections, 100_000)
 	// The rules of the fields that both kinds of settings have are those of Settings.
 	_, err := Settings{
-		Listen: s.Listen, HealthListen: s.HealthListen, RouterSocket: s.RouterSocket, AdminSocket: s.AdminSocket, MaxHeap: s.MaxHeap,
+		Listen: s.Listen, HealthListen: s.HealthListen, RouterSocket: s.RouterSocket, AdminSocket: s.AdminSocket,
+		MaxHeap: s.MaxHeap,
 	}.withDefaults()
 	if !filepath.IsAbs(s.CAFile) {
 		err = errors.Join(err, fmt.Errorf("authorities file %q: must be an absolute path", s.CAFile))
@@ -84,9 +86,9 @@ func EgressYAML(s EgressSettings) ([]byte, error) {
 	return render(config)
 }
 
-// egressReplies lists the answers that Envoy generates at an egress gateway. The first match counts.
-func egressReplies() (all []localReply) {
-	kinds := []failure{
+// egressFailures lists the answers that Envoy generates in place of an origin. The other ones are as at ingress.
+func egressFailures() []failure {
+	return []failure{
 		{
 			anyOf(flags("UF"), status("EQ", 507)), apierror.EgressUnreachable,
 			"the host did not accept the connection in time, or its certificate is not valid for it",
@@ -96,9 +98,13 @@ func egressReplies() (all []localReply) {
 			"the host closed the connection before it answered, or its answer is not HTTP or has too many headers",
 		},
 	}
-	for _, f := range append(append(kinds, failures()...), unaccepted()...) {
+}
+
+// egressReplies lists the answers that Envoy generates at an egress gateway. The first match counts.
+func egressReplies() (all []localReply) {
+	for _, f := range slices.Concat(egressFailures(), failures(), unaccepted()) {
 		switch f.reason {
-		case apierror.SandboxUnreachable, apierror.SandboxReset: // the two above come first
+		case apierror.SandboxUnreachable, apierror.SandboxReset: // those of egress come first
 			continue
 		case apierror.NoRoute:
 			f.message = "too many requests are in progress at the egress gateway; try again"

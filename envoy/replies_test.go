@@ -20,7 +20,7 @@ func TestEnvoyReasonsAreDocumented(t *testing.T) {
 			require.Equal(t, translated(k.Code), k.GRPC, k.Reason)
 		}
 	}
-	for _, f := range slices.Concat(apiFailures(), failures(), unaccepted()) {
+	for _, f := range slices.Concat(apiFailures(), egressFailures(), failures(), unaccepted()) {
 		configured = append(configured, f.reason)
 		require.NotContains(t, strings.ReplaceAll(f.message, "%RESPONSE_CODE_DETAILS%", ""), "%", "a percent sign begins a command of Envoy")
 		require.NotContains(t, strings.ReplaceAll(f.page(), "%RESPONSE_CODE_DETAILS%", ""), "%")

@@ -1,6 +1,9 @@
 package envoy
 
 import (
+	"encoding/pem"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,11 +45,29 @@ func TestRealEnvoyAcceptsTheBootstrap(t *testing.T) {
 			}
 			raw, err := YAML(settings)
 			require.NoError(t, err)
-			file := filepath.Join(dir, "envoy.yaml")
-			require.NoError(t, os.WriteFile(file, raw, 0o600))
-			out, err := exec.Command(bin, "--mode", "validate", "-c", file).CombinedOutput()
-			require.NoError(t, err, string(out))
-			require.Contains(t, string(out), "OK")
+			isValid(t, bin, dir, raw)
 		})
 	}
+	t.Run("egress.yaml", func(t *testing.T) {
+		dir := t.TempDir()
+		settings := egressDefaults()
+		settings.RouterSocket, settings.AdminSocket = "/r.sock", filepath.Join(dir, "a")
+		settings.CAFile = filepath.Join(dir, "ca.pem")
+		server := httptest.NewTLSServer(http.NotFoundHandler())
+		defer server.Close()
+		ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+		require.NoError(t, os.WriteFile(settings.CAFile, ca, 0o600))
+		raw, err := EgressYAML(settings)
+		require.NoError(t, err)
+		isValid(t, bin, dir, raw)
+	})
+}
+
+// isValid requires that a real Envoy takes a configuration.
+func isValid(t *testing.T, bin, dir string, raw []byte) {
+	file := filepath.Join(dir, "envoy.yaml")
+	require.NoError(t, os.WriteFile(file, raw, 0o600))
+	out, err := exec.Command(bin, "--mode", "validate", "-c", file).CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), "OK")
 }

@@ -187,7 +187,7 @@ var kinds = []Kind{
 	{Reason: TooManyPorts, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{Router},
 		When: "Envoy lists too many ports of the sandbox, or of all sandboxes, or too many were asked for at the same time", Do: "try again, with fewer ports at one time"},
 	{Reason: TooManyOpen, Code: http.StatusTooManyRequests, GRPC: codes.ResourceExhausted, RetryAfter: 1, By: []Sender{Router},
-		When: "the sandbox has as many requests open as one sandbox may have at this gateway, by a count that is up to some seconds old", Do: "end some, or try again"},
+		When: "the sandbox has as many requests open as one sandbox may have at this gateway, by a count that is up to some seconds old; at the egress gateway, by an exact count, or it looks up too many names", Do: "end some, or try again"},
 	{Reason: HeadersTooLarge, Code: http.StatusRequestHeaderFieldsTooLarge, GRPC: codes.Unknown, By: []Sender{Envoy},
 		When: "the request's headers, with its path, are larger than `--max-header-kib` of `berth envoy-config` (40 KiB) or more than 200", Do: "send fewer"},
 	{Reason: Internal, Code: http.StatusInternalServerError, GRPC: codes.Unknown, By: []Sender{Envoy, API},
@@ -217,7 +217,7 @@ var kinds = []Kind{
 	{Reason: SandboxAsleep, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, By: []Sender{Router},
 		When: "the sandbox is asleep, and the request does not wake it, because only calls do, or because it only asks for the agent's health; with `Retry-After`: it did not wake for 30 s, or too many others are waking, or too many requests wait", Do: "resume it with a call, as `POST /sandboxes/<id>/connect`; with `Retry-After`: try again"},
 	{Reason: RouterNotReady, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
-		When: "the router could not tell for 4 s where the sandbox is, because it has just started or the allocator is away, or too many requests wait for that; or the allocator has not read the API keys, of which the request has one", Do: "try again"},
+		When: "the router could not tell for 4 s where the sandbox is, because it has just started or the allocator is away, or too many requests wait for that; or the allocator has not read the API keys, of which the request has one; at the egress gateway: it does not know the rules of the sandboxes", Do: "try again"},
 	{Reason: RouterUnavailable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy},
 		When: "the router did not answer Envoy", Do: "try again; operators: is the router running?"},
 	{Reason: NoRoute, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy, Router},
@@ -228,8 +228,8 @@ var kinds = []Kind{
 		When: "the replica has just started and has not read the API keys yet", Do: "try again; operators: may the allocators list Secrets in the namespace of the keys?"},
 	{Reason: Timeout, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{API},
 		When: "the Kubernetes API server did not confirm in time, or a sandbox did not wake in time; a claim that was not answered is given back, unless it had an `Idempotency-Key`, a release and a wake go on", Do: "try again"},
-	{Reason: Overloaded, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy, API},
-		When: "too many requests at one time, too many large bodies or answers that are not read, too little memory, the allocator does not keep up with what it has to record, or a quarantine", Do: "try again, more slowly"},
+	{Reason: Overloaded, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Envoy, Router, API},
+		When: "too many requests at one time, or look-ups of names at the egress gateway, too many large bodies or answers that are not read, too little memory, the allocator does not keep up with what it has to record, or a quarantine", Do: "try again, more slowly"},
 }
 
 // Kinds lists every reason, by status.

@@ -26,7 +26,7 @@ func TestDocumentedReasonsAreTheGoldenFile(t *testing.T) {
 func TestReasonsAreSentByWhomTheDocumentationSays(t *testing.T) {
 	constants := reasonConstants(t)
 	for sender, dirs := range map[apierror.Sender][]string{
-		apierror.Router: {"../../extproc"}, apierror.API: {"../../allocator", "../../allocator/rest"}, apierror.Admin: {"../../extproc/admin", "../../internal/adminpages"},
+		apierror.Router: {"../../egress", "../../extproc"}, apierror.API: {"../../allocator", "../../allocator/rest"}, apierror.Admin: {"../../extproc/admin", "../../internal/adminpages"},
 	} {
 		named := map[apierror.Reason]bool{}
 		for _, dir := range dirs {

@@ -2,7 +2,7 @@
 //
 // # Guarantees
 //
-//   - A process that starts takes the path over from its predecessor without a gap, and none that ends removes the path.
+//   - A process that starts takes the path over from its predecessor without a gap. None that ends removes the path.
 //   - Only the user and the group of the router can connect, whatever the umask is.
 //   - The number of open connections is bounded.
 package socket

@@ -29,7 +29,7 @@ func TestFieldsOfLogLinesAreInTheTable(t *testing.T) {
 	of := []string{"level", "time", "logger", "msg", "error"} // the encoder's, and zap.Error
 	field := regexp.MustCompile(`zap\.[A-Z]\w*\(\s*"(\w+)"`)
 	for _, dir := range []string{
-		"allocator", "cmd/allocator", "cmd/extproc", "cmd/internal", "console", "extproc", "internal", "lastactive",
+		"allocator", "cmd/allocator", "cmd/extproc", "cmd/internal", "console", "egress", "extproc", "internal", "lastactive",
 		"routecache",
 	} {
 		require.NoError(t, filepath.WalkDir(filepath.Join(root, dir), func(path string, _ os.DirEntry, err error) error {
