@@ -85,6 +85,7 @@ func (n *names) lookup(ctx context.Context, host string, places chan struct{}) (
 		var first bool
 		if a, first = n.find(host, true); first {
 			n.run(a, host)
+			return a.addrs, a.err
 		}
 	}
 	select {

@@ -1,0 +1,293 @@
+package egress
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/egress/policy"
+	"github.com/berth-sandbox/berth/envoy"
+	"github.com/berth-sandbox/berth/extproc/h2"
+)
+
+// slow is a resolver whose look-ups take a second. It knows every name but "missing".
+type slow struct {
+	mu             sync.Mutex
+	asked, at, max int
+	err            error
+	addrs          []netip.Addr
+}
+
+func (r *slow) LookupNetIP(ctx context.Context, _, host string) ([]netip.Addr, error) {
+	r.mu.Lock()
+	r.asked++
+	r.at++
+	r.max = max(r.max, r.at)
+	r.mu.Unlock()
+	select {
+	case <-time.After(time.Second):
+	case <-ctx.Done():
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.at--
+	if host == "missing.example.com." {
+		return nil, &net.DNSError{IsNotFound: true}
+	}
+	return r.addrs, r.err
+}
+
+func newSlow() *slow { return &slow{addrs: []netip.Addr{netip.MustParseAddr("8.8.8.8")}} }
+
+func newServer(t testing.TB, resolver Resolver, ids ...string) *Server {
+	s, err := New(Options{Socket: "unused", Resolver: resolver, Fresh: func() bool { return true }, Log: zap.NewNop()})
+	require.NoError(t, err)
+	var all []Sandbox
+	for i, id := range ids {
+		all = append(all, Sandbox{ID: id, Addr: addrOf(i), TokenHash: sha256.Sum256([]byte("token-" + id))})
+	}
+	require.NoError(t, s.Replace(t.Context(), all))
+	return s
+}
+
+func addrOf(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}) }
+
+// message is what Envoy sends for CONNECT by the sandbox that has an ID and an address.
+func message(t testing.TB, id string, at netip.Addr, authority string) []byte {
+	auth := "Basic " + base64.StdEncoding.EncodeToString([]byte(id+":token-"+id))
+	var headers []*corev3.HeaderValue
+	for _, h := range [][2]string{
+		{":authority", authority}, {":method", "CONNECT"}, {envoy.PeerHeader, at.String()}, {"proxy-authorization", auth},
+	} {
+		headers = append(headers, &corev3.HeaderValue{Key: h[0], RawValue: []byte(h[1])})
+	}
+	raw, err := proto.Marshal(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{
+		RequestHeaders: &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: headers}},
+	}})
+	require.NoError(t, err)
+	return raw
+}
+
+// ask returns where a request may go, or why it is refused. The request ends at once.
+func ask(t testing.TB, s *Server, id string, at netip.Addr, authority string) (dst string, reason apierror.Reason) {
+	reply, later := s.Now(message(t, id, at, authority), "")
+	if later != nil {
+		reply = later(t.Context(), nil)
+	}
+	return read1(t, reply)
+}
+
+func read1(t testing.TB, reply h2.Reply) (dst string, reason apierror.Reason) {
+	var m extprocv3.ProcessingResponse
+	require.NoError(t, proto.Unmarshal(reply.Message, &m))
+	fields := m.GetDynamicMetadata().GetFields()[envoy.MetadataNamespace].GetStructValue().GetFields()
+	if reply.Open != nil {
+		reply.Open.Ended(true)
+		return fields[envoy.MetadataDst].GetStringValue(), ""
+	}
+	return "", apierror.Reason(fields[envoy.MetadataReply].GetStringValue())
+}
+
+func TestNothingIsAdmittedBeforeTheFirstSnapshot(t *testing.T) {
+	s, err := New(Options{Socket: "unused", Resolver: newSlow(), Fresh: func() bool { return true }, Log: zap.NewNop()})
+	require.NoError(t, err)
+	require.NoError(t, s.Set(t.Context(), Sandbox{ID: "abc", Addr: addrOf(0), TokenHash: sha256.Sum256([]byte("token-abc"))}))
+	_, reason := ask(t, s, "abc", addrOf(0), "8.8.8.8:443")
+	require.Equal(t, apierror.RouterNotReady, reason)
+	require.NoError(t, s.Replace(t.Context(), nil))
+	_, reason = ask(t, s, "abc", addrOf(0), "8.8.8.8:443")
+	require.Equal(t, apierror.EgressRefused, reason, "the snapshot has no sandbox")
+}
+
+func TestSandboxesThatCannotBeAreNamed(t *testing.T) {
+	s := newServer(t, newSlow())
+	for _, wrong := range []Sandbox{
+		{ID: "", Addr: addrOf(0)}, {ID: "a/b", Addr: addrOf(0)}, {ID: "abc"},
+		{ID: "abc", Addr: netip.MustParseAddr("fe80::1%lo")}, {ID: "abc", Addr: netip.MustParseAddr("::ffff:10.0.0.1")},
+	} {
+		require.Error(t, s.Set(t.Context(), wrong))
+		require.Error(t, s.Replace(t.Context(), []Sandbox{wrong}))
+	}
+}
+
+func TestOneLookUpServesAllThatWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlow()
+		s := newServer(t, r, "abc", "def")
+		var asking sync.WaitGroup
+		for i := range 100 {
+			asking.Go(func() {
+				dst, _ := ask(t, s, []string{"abc", "def"}[i%2], addrOf(i%2), "example.com:443")
+				require.Equal(t, "8.8.8.8:443", dst)
+			})
+		}
+		asking.Wait()
+		require.Equal(t, 1, r.asked)
+		time.Sleep(lookupAge - time.Millisecond)
+		ask(t, s, "abc", addrOf(0), "example.com:443")
+		require.Equal(t, 1, r.asked)
+		time.Sleep(2 * time.Millisecond)
+		ask(t, s, "abc", addrOf(0), "example.com:443")
+		require.Equal(t, 2, r.asked, "an answer is used for a moment only")
+	})
+}
+
+func TestLookUpsOfOneSandboxLeavePlacesForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlow()
+		s := newServer(t, r, "abc", "def")
+		var asking sync.WaitGroup
+		reasons := make(chan apierror.Reason, 100)
+		for i := range 100 {
+			asking.Go(func() {
+				_, reason := ask(t, s, "abc", addrOf(0), fmt.Sprintf("n%d.example.com:443", i))
+				reasons <- reason
+			})
+		}
+		synctest.Wait()
+		began := time.Now()
+		dst, _ := ask(t, s, "def", addrOf(1), "n99.example.com:443")
+		require.Equal(t, "8.8.8.8:443", dst, "also a name that another sandbox waits to look up")
+		require.Equal(t, time.Second, time.Since(began))
+		asking.Wait()
+		require.LessOrEqual(t, r.max, maxSandboxLookups+1)
+		refused := 0
+		for range 100 {
+			if reason := <-reasons; reason != "" {
+				require.Equal(t, apierror.TooManyOpen, reason)
+				refused++
+			}
+		}
+		require.Positive(t, refused, "those without a place for 2 s")
+		require.Less(t, refused, 100-maxSandboxLookups)
+	})
+}
+
+func TestLookUpsThatFailAreNotKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlow()
+		s := newServer(t, r, "abc")
+		r.err = errors.New("boom")
+		_, reason := ask(t, s, "abc", addrOf(0), "example.com:443")
+		require.Equal(t, apierror.EgressUnreachable, reason)
+		r.err = nil
+		dst, _ := ask(t, s, "abc", addrOf(0), "example.com:443")
+		require.Equal(t, "8.8.8.8:443", dst)
+		for range 2 {
+			_, reason = ask(t, s, "abc", addrOf(0), "missing.example.com:443")
+			require.Equal(t, apierror.EgressUnreachable, reason)
+		}
+		require.Equal(t, 3, r.asked, "that a name does not exist is kept")
+	})
+}
+
+func TestAddressesTakeTurnsWithIPv4First(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlow()
+		s := newServer(t, r, "abc")
+		turns := func(want ...string) {
+			t.Helper()
+			time.Sleep(2 * lookupAge)
+			seen := map[string]bool{}
+			for range 20 {
+				dst, _ := ask(t, s, "abc", addrOf(0), "example.com:443")
+				seen[dst] = true
+			}
+			require.Len(t, seen, len(want))
+			for _, dst := range want {
+				require.True(t, seen[dst], dst)
+			}
+		}
+		parse := netip.MustParseAddr
+		r.addrs = []netip.Addr{parse("2606:4700::1"), parse("8.8.8.8"), parse("10.0.0.1"), parse("9.9.9.9"), parse("::ffff:1.1.1.1")}
+		turns("8.8.8.8:443", "9.9.9.9:443", "1.1.1.1:443")
+		r.addrs = []netip.Addr{parse("2606:4700::1"), parse("10.0.0.1"), parse("::1")}
+		turns("[2606:4700:0000:0000:0000:0000:0000:0001]:443")
+	})
+}
+
+// Every request is under the rules of some moment at which it was under way, and none is left when Forget has
+// returned.
+func TestManyChangesLeaveNoRequestBehind(t *testing.T) {
+	s := newServer(t, newSlow(), "abc")
+	sandbox := Sandbox{ID: "abc", Addr: addrOf(0), TokenHash: sha256.Sum256([]byte("token-abc"))}
+	var asking sync.WaitGroup
+	end := make(chan struct{})
+	for range 4 {
+		asking.Go(func() {
+			for {
+				select {
+				case <-end:
+					return
+				default:
+					ask(t, s, "abc", addrOf(0), "8.8.8.8:443")
+				}
+			}
+		})
+	}
+	for i := range 2000 {
+		sandbox.Incarnation = uint64(i / 10)
+		sandbox.Policy = policy.Policy{Ports: [][]uint16{nil, {80}}[i%2]}
+		require.NoError(t, s.Set(t.Context(), sandbox))
+		if i%10 == 9 {
+			require.NoError(t, s.Forget(t.Context(), "abc"))
+			s.table.mu.Lock()
+			require.Empty(t, s.table.all)
+			require.Empty(t, s.table.at)
+			require.Empty(t, s.table.cut)
+			s.table.mu.Unlock()
+		}
+	}
+	close(end)
+	asking.Wait()
+}
+
+// BenchmarkNow is one decision of a router with 10,000 sandboxes, from the message of Envoy to the answer.
+func BenchmarkNow(b *testing.B) {
+	var ids []string
+	for i := range 10_000 {
+		ids = append(ids, fmt.Sprintf("sandbox%d", i))
+	}
+	s := newServer(b, newSlow(), ids...)
+	allow := []string{"api.example.com"}
+	for i := range 19 {
+		allow = append(allow, fmt.Sprintf("*.n%d.example.com", i))
+	}
+	rules, err := policy.Parse(policy.List{Field: "allow", Entries: allow}, policy.List{Field: "deny", Entries: []string{"0.0.0.0/0"}})
+	require.NoError(b, err)
+	require.NoError(b, s.Set(b.Context(), Sandbox{
+		ID: "sandbox77", Addr: addrOf(77), TokenHash: sha256.Sum256([]byte("token-sandbox77")), Policy: policy.Policy{Claim: rules},
+	}))
+	m := message(b, "sandbox77", addrOf(77), "api.example.com:443")
+	s.names.answers.Add("api.example.com", &answer{
+		done: closed(), addrs: []netip.Addr{netip.MustParseAddr("8.8.8.8")}, until: time.Now().Add(time.Hour),
+	})
+	_, later := s.Now(m, "") // writes the line of the log
+	later(b.Context(), nil).Open.Ended(true)
+	b.ReportAllocs()
+	for b.Loop() {
+		reply, _ := s.Now(m, "")
+		reply.Open.Ended(true)
+	}
+}
+
+func closed() chan struct{} {
+	done := make(chan struct{})
+	close(done)
+	return done
+}
