@@ -82,6 +82,15 @@ func TestNothingForTheProxyReachesTheOrigin(t *testing.T) {
 	require.Equal(t, http.Header{"Via": {"1.1 own"}, "X-Request-Id": {"own"}, "Authorization": {"Bearer own"}, "Content-Length": {"2"}}, r.Header)
 }
 
+func TestUpgradeToHTTP2IsNotPassedOn(t *testing.T) {
+	w := newWorld(t)
+	a := w.raw(abcAddr, "GET http://web.example.com:"+w.webPort+"/ HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n"+
+		"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\nProxy-Authorization: "+own("abc")+"\r\n\r\n")
+	require.Equal(t, http.StatusOK, a.code, a.body)
+	require.Len(t, w.requests, 1)
+	require.Empty(t, w.requests[0].Header)
+}
+
 func sorted(all []string) []string {
 	for i := range all {
 		for j := range i {

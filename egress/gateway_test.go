@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -33,7 +34,7 @@ func TestMain(m *testing.M) {
 
 // gateway is a real Envoy with the real configuration of an egress gateway.
 type gateway struct {
-	*testing.T
+	testing.TB
 	settings envoy.EgressSettings
 	addr     string
 	process  *proc.Process
@@ -42,15 +43,15 @@ type gateway struct {
 }
 
 // socketDir returns a directory whose path is short enough for sockets.
-func socketDir(t *testing.T) string {
+func socketDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("", "berth-")
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
 
-// startEnvoy starts an Envoy that asks the router at a socket.
-func startEnvoy(t *testing.T, socket, caFile string) *gateway {
+// startEnvoy starts an Envoy that asks the router at a socket. The patches change its configuration.
+func startEnvoy(t testing.TB, socket, caFile string, patches ...func(*bootstrapv3.Bootstrap)) *gateway {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("needs real Envoy: run without -short")
@@ -58,7 +59,7 @@ func startEnvoy(t *testing.T, socket, caFile string) *gateway {
 	bin, err := devcluster.EnvoyBinary(t.Context(), nil)
 	require.NoError(t, err)
 	dir := socketDir(t)
-	g := &gateway{T: t, log: &output{}, settings: envoy.EgressSettings{
+	g := &gateway{TB: t, log: &output{}, settings: envoy.EgressSettings{
 		Listen: netip.MustParseAddrPort("127.0.0.1:0"), RouterSocket: socket, AdminSocket: filepath.Join(dir, "admin.sock"), CAFile: caFile,
 	}}
 	bootstrap, err := envoy.EgressBootstrap(g.settings)
@@ -66,6 +67,9 @@ func startEnvoy(t *testing.T, socket, caFile string) *gateway {
 	for _, page := range []string{"/listeners", "/stats"} {
 		bootstrap.Admin.AllowPaths = append(bootstrap.Admin.AllowPaths,
 			&matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: page}})
+	}
+	for _, patch := range patches {
+		patch(bootstrap)
 	}
 	raw, err := protojson.Marshal(bootstrap)
 	require.NoError(t, err)
@@ -114,7 +118,7 @@ func (g *gateway) page(target string) string {
 		return ""
 	}
 	defer response.Body.Close()
-	return readAll(g.T, response.Body)
+	return readAll(g.TB, response.Body)
 }
 
 // dial connects to the gateway from a source address.

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -83,7 +84,9 @@ func (s *script) Unmarshal(data mem.BufferSlice, v any) error {
 	return encoding.GetCodecV2(proto.Name).Unmarshal(data, v)
 }
 
-func startScript(t *testing.T, secure *httptest.Server) (*script, *gateway) {
+func startScript(
+	t testing.TB, secure *httptest.Server, patches ...func(*bootstrapv3.Bootstrap),
+) (*script, *gateway) {
 	s := &script{}
 	server := grpc.NewServer(grpc.ForceServerCodecV2(s))
 	extprocv3.RegisterExternalProcessorServer(server, s)
@@ -94,7 +97,7 @@ func startScript(t *testing.T, secure *httptest.Server) (*script, *gateway) {
 	serving.Go(func() { _ = server.Serve(l) }) // ends with Stop
 	t.Cleanup(serving.Wait)
 	t.Cleanup(server.Stop)
-	return s, startEnvoy(t, socket, caFile(t, secure))
+	return s, startEnvoy(t, socket, caFile(t, secure), patches...)
 }
 
 // httptest's certificate is for example.com and 127.0.0.1.

@@ -148,7 +148,7 @@ type world struct {
 	holding                    atomic.Int64
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	w := &world{resolver: newResolver(), hold: make(chan struct{})}
 	handler := http.HandlerFunc(func(a http.ResponseWriter, r *http.Request) {
 		w.mu.Lock()
@@ -195,14 +195,14 @@ func newWorld(t *testing.T) *world {
 }
 
 // within returns a context for what must happen soon, also at the end of a test.
-func within(t *testing.T) context.Context {
+func within(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	t.Cleanup(cancel)
 	return ctx
 }
 
 // caFile has the certificate of a server.
-func caFile(t *testing.T, of *httptest.Server) string {
+func caFile(t testing.TB, of *httptest.Server) string {
 	file := filepath.Join(t.TempDir(), "ca.pem")
 	block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: of.Certificate().Raw})
 	require.NoError(t, os.WriteFile(file, block, 0o600))
@@ -216,7 +216,7 @@ type echo struct {
 	bytes atomic.Int64
 }
 
-func newEcho(t *testing.T) *echo {
+func newEcho(t testing.TB) *echo {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	e := &echo{Listener: l}
@@ -290,7 +290,7 @@ func (w *world) connect(from, id, target string) answer {
 // tunnel is an open tunnel to something that repeats bytes.
 type tunnel struct {
 	net.Conn
-	t *testing.T
+	t testing.TB
 	r *bufio.Reader
 }
 
@@ -300,7 +300,7 @@ func (g *gateway) open(from, id, target string) *tunnel {
 	c := g.dial(from)
 	_, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\nProxy-Authorization: %s\r\n\r\n", target, target, own(id))
 	require.NoError(g, err)
-	tunnel := &tunnel{c, g.T, bufio.NewReader(c)}
+	tunnel := &tunnel{c, g.TB, bufio.NewReader(c)}
 	response, err := http.ReadResponse(tunnel.r, &http.Request{Method: http.MethodConnect})
 	require.NoError(g, err)
 	require.Equal(g, http.StatusOK, response.StatusCode)
@@ -326,12 +326,12 @@ func (c *tunnel) isCut() {
 }
 
 // eventually waits for a condition.
-func eventually(t *testing.T, what string, is func() bool) {
+func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	require.Eventually(t, is, soon, time.Millisecond, what)
 }
 
-func readAll(t *testing.T, r io.Reader) string {
+func readAll(t testing.TB, r io.Reader) string {
 	t.Helper()
 	raw, err := io.ReadAll(r)
 	require.NoError(t, err)
