@@ -223,8 +223,9 @@ func (s *Server) choose(e *entry, dest policy.Dest, addrs []netip.Addr) (chosen 
 // refused counts and logs a refusal.
 func (s *Server) refused(e *entry, dest policy.Dest, refusal *apierror.Error) decision {
 	e.counts.Refused++
-	refusal.SandboxID = e.ID
-	d := decision{refusal: refusal}
+	own := *refusal // one of a look-up is shared
+	own.SandboxID = e.ID
+	d := decision{refusal: &own}
 	if dest.Port != 0 { // what cannot be read is not logged
 		d.log = s.audit(e, dest, refusal.Reason, refusal.Message, netip.Addr{})
 	}

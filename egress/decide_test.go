@@ -196,6 +196,25 @@ func TestLookUpsThatFailAreNotKept(t *testing.T) {
 	})
 }
 
+func TestFailureOfASharedLookUpNamesOnlyTheOwnSandbox(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlow()
+		r.err = errors.New("boom")
+		s := newServer(t, r, "abc", "def")
+		var asking sync.WaitGroup
+		for i, id := range []string{"abc", "def", "abc", "def"} {
+			asking.Go(func() {
+				_, later := s.Now(message(t, id, addrOf(i%2), "example.com:443"), "")
+				var m extprocv3.ProcessingResponse
+				require.NoError(t, proto.Unmarshal(later(t.Context(), nil).Message, &m))
+				require.Contains(t, string(m.GetImmediateResponse().GetBody()), `"sandboxID":"`+id+`"`)
+			})
+		}
+		asking.Wait()
+		require.Equal(t, 1, r.asked)
+	})
+}
+
 func TestAddressesTakeTurnsWithIPv4First(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newSlow()
