@@ -60,7 +60,7 @@ func closesStreams(b *testing.B) func(*bootstrapv3.Bootstrap) {
 func (g *gateway) measure(b *testing.B, host string) {
 	c := g.dial(abcAddr)
 	r := bufio.NewReader(c)
-	request := fmt.Sprintf("GET http://%s/ HTTP/1.1\r\nHost: %s\r\nProxy-Authorization: %s\r\n\r\n", host, host, own("abc"))
+	request := head("GET http://"+host+"/", "abc")
 	once := func() {
 		_, err := io.WriteString(c, request)
 		require.NoError(b, err)

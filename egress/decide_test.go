@@ -106,7 +106,8 @@ func read1(t testing.TB, reply h2.Reply) (dst string, reason apierror.Reason) {
 func TestNothingIsAdmittedBeforeTheFirstSnapshot(t *testing.T) {
 	s, err := New(Options{Socket: "unused", Resolver: newSlow(), Fresh: func() bool { return true }, Log: zap.NewNop()})
 	require.NoError(t, err)
-	require.NoError(t, s.Set(t.Context(), Sandbox{ID: "abc", Addr: addrOf(0), TokenHash: sha256.Sum256([]byte("token-abc"))}))
+	abc := Sandbox{ID: "abc", Addr: addrOf(0), TokenHash: sha256.Sum256([]byte("token-abc"))}
+	require.NoError(t, s.Set(t.Context(), abc))
 	_, reason := ask(t, s, "abc", addrOf(0), "8.8.8.8:443")
 	require.Equal(t, apierror.RouterNotReady, reason)
 	require.NoError(t, s.Replace(t.Context(), nil))
@@ -233,7 +234,9 @@ func TestAddressesTakeTurnsWithIPv4First(t *testing.T) {
 			}
 		}
 		parse := netip.MustParseAddr
-		r.addrs = []netip.Addr{parse("2606:4700::1"), parse("8.8.8.8"), parse("10.0.0.1"), parse("9.9.9.9"), parse("::ffff:1.1.1.1")}
+		r.addrs = []netip.Addr{
+			parse("2606:4700::1"), parse("8.8.8.8"), parse("10.0.0.1"), parse("9.9.9.9"), parse("::ffff:1.1.1.1"),
+		}
 		turns("8.8.8.8:443", "9.9.9.9:443", "1.1.1.1:443")
 		r.addrs = []netip.Addr{parse("2606:4700::1"), parse("10.0.0.1"), parse("::1")}
 		turns("[2606:4700:0000:0000:0000:0000:0000:0001]:443")
@@ -287,10 +290,12 @@ func BenchmarkNow(b *testing.B) {
 	for i := range 19 {
 		allow = append(allow, fmt.Sprintf("*.n%d.example.com", i))
 	}
-	rules, err := policy.Parse(policy.List{Field: "allow", Entries: allow}, policy.List{Field: "deny", Entries: []string{"0.0.0.0/0"}})
+	rules, err := policy.Parse(
+		policy.List{Field: "allow", Entries: allow}, policy.List{Field: "deny", Entries: []string{"0.0.0.0/0"}})
 	require.NoError(b, err)
 	require.NoError(b, s.Set(b.Context(), Sandbox{
-		ID: "sandbox77", Addr: addrOf(77), TokenHash: sha256.Sum256([]byte("token-sandbox77")), Policy: policy.Policy{Claim: rules},
+		ID: "sandbox77", Addr: addrOf(77), TokenHash: sha256.Sum256([]byte("token-sandbox77")),
+		Policy: policy.Policy{Claim: rules},
 	}))
 	m := message(b, "sandbox77", addrOf(77), "api.example.com:443")
 	s.names.answers.Add("api.example.com", &answer{

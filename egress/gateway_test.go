@@ -60,7 +60,8 @@ func startEnvoy(t testing.TB, socket, caFile string, patches ...func(*bootstrapv
 	require.NoError(t, err)
 	dir := socketDir(t)
 	g := &gateway{TB: t, log: &output{}, settings: envoy.EgressSettings{
-		Listen: netip.MustParseAddrPort("127.0.0.1:0"), RouterSocket: socket, AdminSocket: filepath.Join(dir, "admin.sock"), CAFile: caFile,
+		Listen: netip.MustParseAddrPort("127.0.0.1:0"), CAFile: caFile,
+		RouterSocket: socket, AdminSocket: filepath.Join(dir, "admin.sock"),
 	}}
 	bootstrap, err := envoy.EgressBootstrap(g.settings)
 	require.NoError(t, err)
@@ -97,7 +98,8 @@ func startEnvoy(t testing.TB, socket, caFile string, patches ...func(*bootstrapv
 		default:
 		}
 		for line := range strings.Lines(g.page("/listeners")) {
-			if name, addr, ok := strings.Cut(strings.TrimSpace(line), "::"); ok && name == "egress" && !strings.HasSuffix(addr, ":0") {
+			addr, ok := strings.CutPrefix(strings.TrimSpace(line), "egress::")
+			if ok && !strings.HasSuffix(addr, ":0") {
 				g.addr = addr
 			}
 		}

@@ -12,7 +12,10 @@ import (
 )
 
 func TestAnswerAsksForTLSOnlyIfDecided(t *testing.T) {
-	r := &request{id: "abc", incarnation: 7, dest: policy.Dest{Host: "example.com", Port: 443}, addr: netip.MustParseAddr("2001:db8::1")}
+	r := &request{
+		id: "abc", incarnation: 7,
+		dest: policy.Dest{Host: "example.com", Port: 443}, addr: netip.MustParseAddr("2001:db8::1"),
+	}
 	for _, tls := range []bool{false, true} {
 		d := decision{admitted: r, tls: tls}
 		var m extprocv3.ProcessingResponse

@@ -57,7 +57,9 @@ func (s *script) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 	if ends != nil {
 		return ends
 	}
-	common := &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{}, ClearRouteCache: fields[envoy.MetadataTLS] != nil}
+	common := &extprocv3.CommonResponse{
+		HeaderMutation: &extprocv3.HeaderMutation{}, ClearRouteCache: fields[envoy.MetadataTLS] != nil,
+	}
 	err := stream.Send(&extprocv3.ProcessingResponse{
 		Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{Response: common}},
 		DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
@@ -119,7 +121,11 @@ func TestTLSToOriginsIsVerifiedForTheHost(t *testing.T) {
 	s, g := startScript(t, secure)
 	get := func(host string) answer { return g.raw(abcAddr, "GET http://"+host+"/ HTTP/1.1\r\nHost: a\r\n\r\n") }
 
-	s.set(nil, envoy.MetadataDst, secure.Listener.Addr().String(), envoy.MetadataID, "abc", envoy.MetadataIncarnation, "0", envoy.MetadataTLS, "yes")
+	admit := func(to *httptest.Server, more ...string) {
+		s.set(nil, append(more, envoy.MetadataDst, to.Listener.Addr().String(),
+			envoy.MetadataID, "abc", envoy.MetadataIncarnation, "0")...)
+	}
+	admit(secure, envoy.MetadataTLS, "yes")
 	for _, host := range []string{"example.com", "example.com:80", "127.0.0.1"} {
 		require.Equal(t, http.StatusNoContent, get(host).code, host)
 	}
@@ -131,9 +137,9 @@ func TestTLSToOriginsIsVerifiedForTheHost(t *testing.T) {
 	mu.Lock()
 	require.Equal(t, []string{"example.com", "example.com", ""}, sni)
 	mu.Unlock()
-	s.set(nil, envoy.MetadataDst, plain.Listener.Addr().String(), envoy.MetadataID, "abc", envoy.MetadataIncarnation, "0", envoy.MetadataTLS, "yes")
+	admit(plain, envoy.MetadataTLS, "yes")
 	require.Equal(t, http.StatusBadGateway, get("example.com").code, "it never falls back to plain HTTP")
-	s.set(nil, envoy.MetadataDst, plain.Listener.Addr().String(), envoy.MetadataID, "abc", envoy.MetadataIncarnation, "0")
+	admit(plain)
 	require.Equal(t, http.StatusNotFound, get("example.com").code)
 }
 
@@ -182,10 +188,10 @@ func TestMessagesOfEnvoyTakeTheQuickWay(t *testing.T) {
 	defer secure.Close()
 	s, g := startScript(t, secure)
 	s.set(status.Error(codes.Aborted, ""))
-	for _, head := range []string{"GET http://example.com/?x", "CONNECT example.com:443"} {
-		g.raw(abcAddr, head+" HTTP/1.1\r\nHost: a\r\nX-Other: "+strings.Repeat("x", 100)+"\r\nProxy-Authorization: "+own("abc")+"\r\n\r\n")
+	for _, line := range []string{"GET http://example.com/?x", "CONNECT example.com:443"} {
+		g.raw(abcAddr, head(line, "abc", "X-Other: "+strings.Repeat("x", 100)))
 		var request wire.Request
-		require.NotEmpty(t, s.newest, head)
+		require.NotEmpty(t, s.newest, line)
 		read := func() {
 			if err := request.Read(s.newest); err != nil {
 				t.Error(err)

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/pem"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -45,10 +44,17 @@ func credential(user, password string) string {
 // own is the credential of a sandbox.
 func own(id string) string { return credential(id, "token-"+id) }
 
+// head is a request with the credential of a sandbox, and with more headers.
+func head(line, id string, headers ...string) string {
+	all := append([]string{line + " HTTP/1.1", "Host: other.example.com", "Proxy-Authorization: " + own(id)}, headers...)
+	return strings.Join(all, "\r\n") + "\r\n\r\n"
+}
+
 // outside counts loopback as outside, but for one address.
 func outside(t testing.TB) *policy.Reach {
 	reach, err := policy.NewReach(
-		[]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}, []netip.Prefix{netip.MustParsePrefix("127.9.9.9/32")})
+		[]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")},
+		[]netip.Prefix{netip.MustParsePrefix("127.9.9.9/32")})
 	require.NoError(t, err)
 	return reach
 }
@@ -58,7 +64,8 @@ func rules(t testing.TB, allow ...string) *policy.Rules {
 	if len(allow) == 0 {
 		return nil
 	}
-	r, err := policy.Parse(policy.List{Field: "allow", Entries: allow}, policy.List{Field: "deny", Entries: []string{"0.0.0.0/0"}})
+	r, err := policy.Parse(
+		policy.List{Field: "allow", Entries: allow}, policy.List{Field: "deny", Entries: []string{"0.0.0.0/0"}})
 	require.NoError(t, err)
 	return r
 }
@@ -167,7 +174,9 @@ func newWorld(t testing.TB) *world {
 	w.web, w.secure, w.echo = httptest.NewServer(handler), httptest.NewTLSServer(handler), newEcho(t)
 	t.Cleanup(w.web.Close)
 	t.Cleanup(w.secure.Close)
-	for at, to := range map[net.Addr]*string{w.web.Listener.Addr(): &w.webPort, w.secure.Listener.Addr(): &w.tlsPort, w.echo.Addr(): &w.echoPort} {
+	for at, to := range map[net.Addr]*string{
+		w.web.Listener.Addr(): &w.webPort, w.secure.Listener.Addr(): &w.tlsPort, w.echo.Addr(): &w.echoPort,
+	} {
 		port := at.(*net.TCPAddr).Port
 		*to, w.ports = strconv.Itoa(port), append(w.ports, uint16(port))
 	}
@@ -278,13 +287,13 @@ func (g *gateway) raw(from, request string) answer {
 // get sends a request in absolute form for a sandbox.
 func (w *world) get(from, id, host, path string) answer {
 	w.Helper()
-	return w.raw(from, fmt.Sprintf("GET http://%s%s HTTP/1.1\r\nHost: %s\r\nProxy-Authorization: %s\r\n\r\n", host, path, host, own(id)))
+	return w.raw(from, head("GET http://"+host+path, id))
 }
 
 // connect asks for a tunnel for a sandbox, and closes it.
 func (w *world) connect(from, id, target string) answer {
 	w.Helper()
-	return w.raw(from, fmt.Sprintf("CONNECT %s HTTP/1.1\r\nHost: %s\r\nProxy-Authorization: %s\r\n\r\n", target, target, own(id)))
+	return w.raw(from, head("CONNECT "+target, id))
 }
 
 // tunnel is an open tunnel to something that repeats bytes.
@@ -298,7 +307,7 @@ type tunnel struct {
 func (g *gateway) open(from, id, target string) *tunnel {
 	g.Helper()
 	c := g.dial(from)
-	_, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\nProxy-Authorization: %s\r\n\r\n", target, target, own(id))
+	_, err := io.WriteString(c, head("CONNECT "+target, id))
 	require.NoError(g, err)
 	tunnel := &tunnel{c, g.TB, bufio.NewReader(c)}
 	response, err := http.ReadResponse(tunnel.r, &http.Request{Method: http.MethodConnect})
