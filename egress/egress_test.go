@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/devcluster/proc"
@@ -354,7 +355,7 @@ func TestNoTunnelOutlivesTheRouterThatAdmittedIt(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"stopped": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			origin := newEcho(t)
+			origin := newEcho(t, "127.0.0.1:0")
 			target := origin.Addr().String()
 			_, port, err := net.SplitHostPort(target)
 			require.NoError(t, err)
@@ -559,6 +560,34 @@ func TestForgetSaysWhatHasNotEndedInTime(t *testing.T) {
 	require.NoError(t, syscall.Kill(w.process.Pid(), syscall.SIGCONT))
 	require.NoError(t, w.router.Forget(within(t), "abc"))
 	open.isCut()
+}
+
+func TestSandboxesAndOriginsMayHaveIPv6(t *testing.T) {
+	for name, listen := range map[string]string{"of IPv6 only": "::1", "of both": "::"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, func(b *bootstrapv3.Bootstrap) {
+				at := b.GetStaticResources().GetListeners()[0].GetAddress().GetSocketAddress()
+				at.Address, at.Ipv4Compat = listen, listen == "::"
+			})
+			port := netip.MustParseAddrPort(w.addr).Port()
+			w.addr = netip.AddrPortFrom(netip.IPv6Loopback(), port).String()
+			origin := newEcho(t, "[::1]:0")
+			_, originPort, err := net.SplitHostPort(origin.Addr().String())
+			require.NoError(t, err)
+			w.resolver.set("six.example.com", "::1")
+			ports := append(w.ports, netip.MustParseAddrPort(origin.Addr().String()).Port())
+			require.NoError(t, w.router.Set(within(t), sandbox(t, "abc", "::1", ports)))
+			six := w.open("::1", "abc", "six.example.com:"+originPort)
+			w.open("::1", "abc", "[::1]:"+originPort)
+			require.Equal(t, http.StatusForbidden, w.connect("::1", "def", "six.example.com:"+originPort).code)
+			if listen == "::" {
+				w.addr = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String()
+				w.open(defAddr, "def", "echo.example.com:"+w.echoPort)
+			}
+			require.NoError(t, w.router.Forget(within(t), "abc"))
+			six.isCut()
+		})
+	}
 }
 
 // stopped reports whether all threads of a process are stopped (proc(5)).

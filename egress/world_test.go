@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -155,7 +156,7 @@ type world struct {
 	holding                    atomic.Int64
 }
 
-func newWorld(t testing.TB) *world {
+func newWorld(t testing.TB, patches ...func(*bootstrapv3.Bootstrap)) *world {
 	w := &world{resolver: newResolver(), hold: make(chan struct{})}
 	handler := http.HandlerFunc(func(a http.ResponseWriter, r *http.Request) {
 		w.mu.Lock()
@@ -171,7 +172,7 @@ func newWorld(t testing.TB) *world {
 		}
 		_, _ = io.WriteString(a, "hello")
 	})
-	w.web, w.secure, w.echo = httptest.NewServer(handler), httptest.NewTLSServer(handler), newEcho(t)
+	w.web, w.secure, w.echo = httptest.NewServer(handler), httptest.NewTLSServer(handler), newEcho(t, "127.0.0.1:0")
 	t.Cleanup(w.web.Close)
 	t.Cleanup(w.secure.Close)
 	for at, to := range map[net.Addr]*string{
@@ -196,7 +197,7 @@ func newWorld(t testing.TB) *world {
 	var serving sync.WaitGroup
 	serving.Go(func() { assert.NoError(t, w.router.Serve(l)) })
 	t.Cleanup(func() { w.router.Stop(within(t)); serving.Wait() })
-	w.gateway = startEnvoy(t, socket, caFile(t, w.secure))
+	w.gateway = startEnvoy(t, socket, caFile(t, w.secure), patches...)
 	require.NoError(t, w.router.Replace(within(t), []egress.Sandbox{
 		sandbox(t, "abc", abcAddr, w.ports), sandbox(t, "def", defAddr, w.ports),
 	}))
@@ -225,8 +226,8 @@ type echo struct {
 	bytes atomic.Int64
 }
 
-func newEcho(t testing.TB) *echo {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func newEcho(t testing.TB, at string) *echo {
+	l, err := net.Listen("tcp", at)
 	require.NoError(t, err)
 	e := &echo{Listener: l}
 	var serving sync.WaitGroup
