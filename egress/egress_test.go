@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -560,6 +561,22 @@ func TestForgetSaysWhatHasNotEndedInTime(t *testing.T) {
 	require.NoError(t, syscall.Kill(w.process.Pid(), syscall.SIGCONT))
 	require.NoError(t, w.router.Forget(within(t), "abc"))
 	open.isCut()
+}
+
+func TestLargeBodiesPassInBothDirections(t *testing.T) {
+	w := newWorld(t)
+	var got atomic.Int64
+	body := bytes.Repeat([]byte("x"), 8<<20)
+	w.web.Config.Handler = http.HandlerFunc(func(a http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body)
+		got.Store(n)
+		_, _ = a.Write(body)
+	})
+	request := head("POST http://web.example.com:"+w.webPort+"/", "abc", fmt.Sprint("Content-Length: ", len(body)))
+	a := w.raw(abcAddr, request+string(body))
+	require.Equal(t, http.StatusOK, a.code)
+	require.Len(t, a.body, len(body))
+	require.EqualValues(t, len(body), got.Load())
 }
 
 func TestSandboxesAndOriginsMayHaveIPv6(t *testing.T) {
