@@ -15,7 +15,6 @@ import (
 	procv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/berth-sandbox/berth/egress"
 	"github.com/berth-sandbox/berth/envoy"
@@ -42,19 +41,12 @@ func BenchmarkRequest(b *testing.B) {
 
 // closesStreams changes ext_proc so that Envoy ends a stream when it has read the answer.
 func closesStreams(b *testing.B) func(*bootstrapv3.Bootstrap) {
-	return func(config *bootstrapv3.Bootstrap) {
-		filter := config.GetStaticResources().GetListeners()[0].GetFilterChains()[0].GetFilters()[0]
-		var manager hcmv3.HttpConnectionManager
-		require.NoError(b, filter.GetTypedConfig().UnmarshalTo(&manager))
+	return withManager(b, func(manager *hcmv3.HttpConnectionManager) {
 		var proc procv3.ExternalProcessor
 		require.NoError(b, manager.HttpFilters[0].GetTypedConfig().UnmarshalTo(&proc))
 		proc.ProcessingMode.ResponseTrailerMode = procv3.ProcessingMode_SKIP
-		var err error
-		manager.HttpFilters[0].GetTypedConfig().Value, err = proto.Marshal(&proc)
-		require.NoError(b, err)
-		filter.GetTypedConfig().Value, err = proto.Marshal(&manager)
-		require.NoError(b, err)
-	}
+		require.NoError(b, manager.HttpFilters[0].GetTypedConfig().MarshalFrom(&proc))
+	})
 }
 
 func (g *gateway) measure(b *testing.B, host string) {

@@ -29,8 +29,8 @@
 // because the processing mode asks for the trailers of the answer. Both connections are in HTTP/1.1 without trailers,
 // so no message about them is ever sent. If the router ends the stream with an error before, Envoy resets the request,
 // also in the middle of a tunnel that is idle or busy, and closes the connection to the origin. Then it resets the
-// stream, and so that reset is the sign that nothing more passes. The client sees the end up to a second later. A stream that ends with status OK ends no request,
-// so the router never ends one so.
+// stream, and so that reset is the sign that nothing more passes. The client sees the end up to a second later. A
+// stream that ends with status OK ends no request, so the router never ends one so.
 //
 // If the connection between router and Envoy ends, all requests on it end in the same way. A router that hangs answers
 // no ping of HTTP/2, and Envoy closes the connection within envoy.EgressRouterLoss. All this was seen with Envoy 1.40,

@@ -24,7 +24,9 @@ import (
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/egress"
@@ -561,6 +563,17 @@ func TestForgetSaysWhatHasNotEndedInTime(t *testing.T) {
 	require.NoError(t, syscall.Kill(w.process.Pid(), syscall.SIGCONT))
 	require.NoError(t, w.router.Forget(within(t), "abc"))
 	open.isCut()
+}
+
+func TestSilentTunnelEndsAfterTheIdleTime(t *testing.T) {
+	w := newWorld(t, withManager(t, func(manager *hcmv3.HttpConnectionManager) {
+		require.Equal(t, envoy.EgressIdle, manager.StreamIdleTimeout.AsDuration())
+		manager.StreamIdleTimeout = durationpb.New(2 * time.Second) // an hour is too long for a test
+	}))
+	silent := w.open(abcAddr, "abc", "echo.example.com:"+w.echoPort)
+	silent.isCut()
+	eventually(t, "the origin sees the end, too", func() bool { return w.echo.open.Load() == 0 })
+	eventually(t, "the router knows", func() bool { c, _ := w.router.Counts("abc"); return c.Open == 0 })
 }
 
 func TestLargeBodiesPassInBothDirections(t *testing.T) {

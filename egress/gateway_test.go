@@ -14,6 +14,7 @@ import (
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -107,6 +108,17 @@ func startEnvoy(t testing.TB, socket, caFile string, patches ...func(*bootstrapv
 	}, time.Minute, 20*time.Millisecond)
 	require.False(t, t.Failed())
 	return g
+}
+
+// withManager changes the connection manager of the listener for sandboxes.
+func withManager(t testing.TB, change func(*hcmv3.HttpConnectionManager)) func(*bootstrapv3.Bootstrap) {
+	return func(config *bootstrapv3.Bootstrap) {
+		filter := config.GetStaticResources().GetListeners()[0].GetFilterChains()[0].GetFilters()[0]
+		var manager hcmv3.HttpConnectionManager
+		require.NoError(t, filter.GetTypedConfig().UnmarshalTo(&manager))
+		change(&manager)
+		require.NoError(t, filter.GetTypedConfig().MarshalFrom(&manager))
+	}
 }
 
 // page returns a page of Envoy's admin interface, "" as long as it does not answer.
