@@ -107,7 +107,7 @@ func (s *Server) decide(ctx context.Context, q *question, wait bool) (d decision
 	}
 	addrs := []netip.Addr{dest.Addr}
 	if !dest.Addr.IsValid() {
-		known := false
+		var known bool
 		if addrs, known = s.names.known(dest.Host); !known {
 			if !wait {
 				return decision{}, false

@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -605,7 +606,7 @@ func TestSandboxesAndOriginsMayHaveIPv6(t *testing.T) {
 			_, originPort, err := net.SplitHostPort(origin.Addr().String())
 			require.NoError(t, err)
 			w.resolver.set("six.example.com", "::1")
-			ports := append(w.ports, netip.MustParseAddrPort(origin.Addr().String()).Port())
+			ports := append(slices.Clone(w.ports), netip.MustParseAddrPort(origin.Addr().String()).Port())
 			require.NoError(t, w.router.Set(within(t), sandbox(t, "abc", "::1", ports)))
 			six := w.open("::1", "abc", "six.example.com:"+originPort)
 			w.open("::1", "abc", "[::1]:"+originPort)
