@@ -285,7 +285,7 @@ func TestWriter(t *testing.T) {
 				if err = f.writer.Create(t.Context(), f.pool, core.CreatePod{Pool: pool, Name: name}); err == nil {
 					f.remove(name) // the API server has not watched the policy yet
 				}
-				return err != nil
+				return err != nil && !errors.Is(err, context.DeadlineExceeded) // a busy machine may not answer in time
 			}, time.Minute, 10*time.Millisecond)
 			require.ErrorContains(t, err, "an admission webhook or policy has removed")
 			require.ErrorContains(t, err, c.says)
