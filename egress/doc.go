@@ -12,7 +12,7 @@
 //   - Until the first [Server.Replace], and while Options.Fresh is false, every request is refused.
 //   - [Server.Forget] and [Server.Replace] return nil when every request of what they have taken away has ended at
 //     Envoy, and [Server.Set] when every request that the new rules refuse has. No other one was admitted since.
-//   - What one sandbox does uses up the limits of that sandbox only: its open requests and its look-ups.
+//   - The open requests of one sandbox, and its look-ups at one time, are bounded for that sandbox.
 //   - No request outlives the router that has admitted it.
 //   - No line of the log has a path, a header or a credential.
 //
@@ -46,5 +46,8 @@
 //
 //   - A tunnel ends when one side closes its direction, or when it is silent for envoy.EgressIdle.
 //   - The bytes of a tunnel are not read. An allowed host may be a relay to others.
-//   - Idle connections of one sandbox without a request are bounded by Envoy's limit for all, and by 60 s.
+//   - Idle connections of one sandbox without a request are bounded by Envoy's limit for all, and by 60 s. Its rate of
+//     requests is not bounded. Look-ups share maxLookups, too.
+//   - Set, Forget, Replace and Stop block while an Envoy whose connection is full reads nothing, even if ctx has
+//     ended.
 package egress
