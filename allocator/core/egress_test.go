@@ -127,3 +127,27 @@ func TestCloseWaitsForEgressRoutersWithItsRules(t *testing.T) {
 	s.pass(window)
 	one[Freeze](s)
 }
+
+// A verdict says what ingress routers have admitted. An egress router may have admitted something until it acknowledges.
+//
+// Invariant: P27
+func TestIdleSandboxWithRulesSleepsAfterTheWindow(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(idlePool(1), func(p *Pool) {
+		p.Agent.Port, p.Sleep = 49983, fact.SleepPolicy{WhenIdle: true}
+	})}, []Pod{egressPod("a-1")})
+	s.joinAndReport("r", 1)
+	s.joinEgress("e", 2)
+	s.step(Claim{Token: 1, Pool: poolA})
+	s.step(Configured{ID: one[Configure](s).Sandbox.ID, OK: true})
+	s.acked("r", 1)
+	s.acked("e", 2)
+	s.pass(idleFor)
+	s.says(s.asks(1), 1)
+	require.Len(t, of[SendClose](s.effects), 2)
+	s.acked("r", 1)
+	s.acked("e", 2)
+	none[Freeze](s)
+	s.pass(window)
+	one[Freeze](s)
+}

@@ -260,6 +260,10 @@ func (w *world) judgeClosings() {
 			verdicts.Add(1)
 			w.judgeIdle(sb.Sandbox)
 		}
+		if w.closing[sb.ID] && !idle && sb.Sleeps() && !sb.Agent.Egress {
+			// Routers could send requests until they held them for the verdict. It has shown that they did not.
+			delete(w.lastUse, sb.ID)
+		}
 		w.closing[sb.ID] = idle
 	}
 }

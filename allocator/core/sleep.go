@@ -126,8 +126,10 @@ func (c *Core) advanceClosings() {
 		cleared, complete := c.closings.Advance(id, c.Now.Boot)
 		sb := c.sandboxes.Get(id)
 		why, closing := closingOf(sb)
-		// A verdict has shown that nothing is open, and that nothing was admitted within the connect window.
-		if closing && (complete || cleared && why == sandboxes.WhenIdle) {
+		// A verdict has shown that nothing is open, and that nothing was admitted within the connect window. It does
+		// not speak of what egress routers have admitted.
+		idle := cleared && why == sandboxes.WhenIdle && sb != nil && !sb.Agent.Egress
+		if closing && (complete || idle) {
 			c.closings.Drop(id)
 			c.sandboxes.FallAsleep(sb)
 		}
