@@ -346,11 +346,11 @@ type earlier struct {
 	paths    []string
 }
 
-// config returns the configuration of a sandbox that was stopped: what its claim has brought is as before, and who may
-// call the agent is as the allocator says now.
+// config returns the configuration of a sandbox that was stopped: what its claim has brought is as before. Who may call
+// the agent, and the proxy, are as the allocator says now.
 func (e *earlier) config(now *initbox.Config) *initbox.Config {
 	c := *e.restored
-	c.SandboxID, c.AccessToken, c.Public, c.Stopped = now.SandboxID, now.AccessToken, now.Public, false
+	c.SandboxID, c.AccessToken, c.Public, c.Proxy, c.Stopped = now.SandboxID, now.AccessToken, now.Public, now.Proxy, false
 	return &c
 }
 

@@ -137,7 +137,9 @@ func (a *Agent) write(ctx context.Context, to io.Writer, o *initbox.FilesOrder) 
 
 // writeConfig writes the configuration behind its length, sealed for a sandbox that is stopped.
 func (a *Agent) writeConfig(to io.Writer, key []byte) error {
-	sealed, err := initbox.SealConfig(key, a.Config())
+	c := *a.Config()
+	c.Proxy = "" // its credential is that of this pod
+	sealed, err := initbox.SealConfig(key, &c)
 	if err != nil {
 		return err
 	}

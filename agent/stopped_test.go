@@ -63,18 +63,26 @@ func (h *harness) init(c initbox.Config) (int, string) {
 	return h.call(http.MethodPost, initbox.Path, h.box(c))
 }
 
-// Invariant: P31
+// Invariant: P31, P37
 func TestStoppedSandboxWakesWithItsConfiguration(t *testing.T) {
 	t.Parallel()
 	dir := tree(t, "archived")
 	before := brought(dir)
+	before.Proxy = "http://a:old@10.96.0.9:3128"
 	stream := stopped(t, 1, before, dir)
 	require.NotContains(t, string(stream), canary)
+	size := binary.BigEndian.Uint32(stream)
+	kept, err := initbox.OpenConfig(bytes.Repeat([]byte{1}, initbox.SealSize), stream[4:4+size])
+	require.NoError(t, err)
+	require.Empty(t, kept.Proxy, "its credential is that of the pod")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), []byte("of the image"), 0o600))
 
 	// It is stopped and woken twice.
-	for range 2 {
-		next := newHarness(t)
+	for n := range 2 {
+		next, again := newHarness(t), woken()
+		if n == 0 {
+			again.Proxy = "http://a:new@10.96.0.9:3128"
+		}
 		status, body := next.restore(wakeOf(1, stream, dir), stream)
 		require.Equal(t, http.StatusOK, status, body)
 		require.NotContains(t, body, canary)
@@ -88,9 +96,9 @@ func TestStoppedSandboxWakesWithItsConfiguration(t *testing.T) {
 			require.Equal(t, http.StatusConflict, status, "%s: %s", name, body)
 			require.Nil(t, next.Config(), name)
 		}
-		next.configure(woken())
+		next.configure(again)
 		want := before
-		want.AccessToken, want.Public = "new", true
+		want.AccessToken, want.Public, want.Proxy = "new", true, again.Proxy
 		require.Equal(t, &want, next.Config())
 		require.Equal(t, map[string]string{"/etc/outside": canary, dir + "side": "beside"}, next.written)
 		next.configure(woken())

@@ -54,6 +54,11 @@ type Options struct {
 	AccessKey *sandboxaccess.Key
 	// AgentImage has the agent's program, for pools that ask for an agent and name no image. Optional.
 	AgentImage string
+	// EgressProxy is the address at which pods reach the egress gateway: http://<host>:<port>, see agents.CheckProxy.
+	// Optional: without it pools of the egress mode Gateway are refused.
+	EgressProxy string
+	// EgressUnchecked: pods behind the gateway do not try whether they reach more. Optional.
+	EgressUnchecked bool
 	// Snapshots has the snapshots. Optional; nil: none are made.
 	Snapshots *snapshots.Store
 	// SnapshotsKept is how long a snapshot is kept. Optional; 0: until it is deleted.

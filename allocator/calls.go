@@ -159,7 +159,7 @@ func refused(pool string, ev core.Claim, e core.ClaimRefused) *apierror.Error {
 			return apierror.New(apierror.SnapshotFailed, "pool %q: no pod that was tried has the files of the snapshot and is configured%s; the log of the allocator and those of the pods say more", pool, inBrackets(e.Problem))
 		}
 		if e.Sandbox.ID == "" {
-			return apierror.New(apierror.StartFailed, "pool %q: no agent of the pods that were tried took the configuration within %v%s, or the pod is of an older template without an agent; the logs of the pods say why, try again", pool, configureWait, inBrackets(e.Problem))
+			return apierror.New(apierror.StartFailed, "pool %q: no agent of the pods that were tried took the configuration within %v%s, or the pod is of an older template without an agent or, for a claim with network rules, without an egress gateway; the logs of the pods say why, try again", pool, configureWait, inBrackets(e.Problem))
 		}
 		err := apierror.New(apierror.Timeout, "the leader changed during the claim, and the sandbox is not known to be configured; try again with the same Idempotency-Key")
 		err.SandboxID = e.Sandbox.ID
@@ -322,6 +322,16 @@ func (a *Allocator) Sleep(ctx context.Context, id string, stop bool) (core.Sandb
 	return call[core.SandboxCallAnswered](ctx, a, func(t *term, token uint64) core.Event {
 		t.headStart.call()
 		return core.Sleep{Token: token, Scope: scopeOf(ctx), ID: id, Stop: stop}
+	}, nil)
+}
+
+// SetNetwork implements rest.Allocator. When ctx ends first, the rules may hold all the same; the call can be repeated.
+func (a *Allocator) SetNetwork(
+	ctx context.Context, id string, rules core.EgressRules,
+) (core.SandboxCallAnswered, error) {
+	return call[core.SandboxCallAnswered](ctx, a, func(t *term, token uint64) core.Event {
+		t.headStart.call()
+		return core.SetNetwork{Token: token, Scope: scopeOf(ctx), ID: id, Rules: rules}
 	}, nil)
 }
 

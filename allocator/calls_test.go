@@ -189,6 +189,7 @@ func TestCallsFailWithNotLeaderWhenTheTermEnds(t *testing.T) {
 			"sessions": func() error { _, _, err := a.Sessions(t.Context(), 1); return err },
 			"keep":     func() error { _, err := a.KeepAlive(t.Context(), "k3x9"); return err },
 			"timeout":  func() error { _, err := a.SetTimeout(t.Context(), "k3x9", 1); return err },
+			"network":  func() error { _, err := a.SetNetwork(t.Context(), "k3x9", core.EgressRules{}); return err },
 			"active":   func() error { _, _, err := a.Activities(t.Context(), rest.Filter{}, 1); return err },
 			"declare":  func() error { _, err := a.DeclareDead(t.Context(), "r", "ops", "burnt"); return err },
 		}
@@ -461,6 +462,15 @@ func TestKeepAliveIsAnsweredByTheLoop(t *testing.T) {
 			},
 			func(token uint64) core.Event { return core.SetTimeout{Token: token, ID: "k3x9", Lifetime: time.Minute} },
 		},
+		"set network": {
+			func(ctx context.Context, a *Allocator) (core.CallStatus, error) {
+				e, err := a.SetNetwork(ctx, "k3x9", core.EgressRules{Deny: []string{"0.0.0.0/0"}})
+				return e.Status, err
+			},
+			func(token uint64) core.Event {
+				return core.SetNetwork{Token: token, ID: "k3x9", Rules: core.EgressRules{Deny: []string{"0.0.0.0/0"}}}
+			},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -481,6 +491,8 @@ func TestKeepAliveIsAnsweredByTheLoop(t *testing.T) {
 					case core.KeepAlive:
 						token = ev.Token
 					case core.SetTimeout:
+						token = ev.Token
+					case core.SetNetwork:
 						token = ev.Token
 					}
 					require.NotZero(t, token, "no call could be answered")

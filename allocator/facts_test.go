@@ -46,7 +46,7 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 		case 1:
 			s := &core.SessionFact{
 				ID: rapid.StringMatching(`[a-z0-9-]{16,64}`).Draw(t, "session"), From: text.Draw(t, "from"), Left: rapid.Bool().Draw(t, "left"),
-				MaxStale: time.Duration(rapid.Int64Range(1, int64(24*time.Hour)).Draw(t, "max-stale")), Longer: rapid.Bool().Draw(t, "longer"),
+				MaxStale: time.Duration(rapid.Int64Range(1, int64(24*time.Hour)).Draw(t, "max-stale")), Longer: rapid.Bool().Draw(t, "longer"), Egress: rapid.Bool().Draw(t, "egress"),
 			}
 			if f.Subject = s; rapid.Bool().Draw(t, "declared") {
 				s.Declared = &core.Declaration{By: text.Draw(t, "by"), Reason: text.Draw(t, "why"), At: at.Draw(t, "at")}
@@ -75,6 +75,12 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 			}
 			if p := rapid.SliceOf(rapid.Uint16()).Draw(t, "https"); len(p) > 0 {
 				s.HTTPSPorts = p
+			}
+			if rules := rapid.SliceOf(text).Draw(t, "allow"); len(rules) > 0 {
+				s.Network.Allow = rules
+			}
+			if rules := rapid.SliceOf(text).Draw(t, "deny"); len(rules) > 0 {
+				s.Network.Deny = rules
 			}
 			if s.IdempotencyKey != "" {
 				s.RequestHash = [32]byte(rapid.SliceOfN(rapid.Byte(), 32, 32).Draw(t, "hash"))
@@ -137,15 +143,16 @@ func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 			ID: "k3x9", ClaimedAt: at, EndAt: at.Add(1e3), LifetimeEnd: at.Add(2e3), StartBy: at.Add(3e3), IdleTimeout: 90 * time.Second, MinBytes: 2048,
 			Metadata: map[string]string{"k": "v"}, Team: "team", User: "ada", IdempotencyKey: "key", RequestHash: [32]byte{1}, Batch: "b7d2",
 			Lifetime: time.Hour, Sleep: core.SleepPolicy{WhenIdle: true, AtEnd: true, WakeOnTraffic: true, StopAfter: time.Minute},
-			Access: core.AccessTeam, MaskHost: "localhost:${PORT}", Agent: core.Agent{Port: 49983, Public: true}, HTTPSPorts: []uint16{443, 8443},
+			Access: core.AccessTeam, MaskHost: "localhost:${PORT}", Agent: core.Agent{Port: 49983, Public: true, Egress: true}, HTTPSPorts: []uint16{443, 8443},
+			Network: core.EgressRules{Allow: []string{"*.example.com", "192.0.2.1"}, Deny: []string{"0.0.0.0/0"}},
 		},
 		Pool: core.PoolKey{Namespace: "ns", Name: "python"}, Pod: core.PodKey{Namespace: "ns", Name: "python-x7k2", UID: "uid"}, IP: netip.MustParseAddr("10.244.1.7"),
 		DefaultPort: 8080, Ports: []uint16{22, 8080}, Restarts: 3, Phase: core.Released, StartedAt: at.Add(2e3), ReleasedAt: at.Add(4e3),
 		AsleepAt: at.Add(3e3), Wakeable: true, Incarnation: 2, Archive: "archives/team/a",
 		Cause:      core.Cause{Reason: fact.ReasonOOMKilled, Message: "container main: exit code 137 OOMKilled", ExitCode: new(int32(137))},
-		LastActive: at.Add(5e3), Workload: &core.Workload{Images: []string{"python:3"}}, Revision: core.Revision{Term: 3, Counter: 41},
+		LastActive: at.Add(5e3), Workload: &core.Workload{Images: []string{"python:3"}}, PoolEgress: &core.PoolEgress{}, Revision: core.Revision{Term: 3, Counter: 41},
 	}
-	for _, v := range []reflect.Value{reflect.ValueOf(full), reflect.ValueOf(full.Binding)} {
+	for _, v := range []reflect.Value{reflect.ValueOf(full), reflect.ValueOf(full.Binding), reflect.ValueOf(full.Agent)} {
 		for i := range v.NumField() {
 			require.False(t, v.Field(i).IsZero(), "%s: this test does not know it yet", v.Type().Field(i).Name)
 		}
@@ -154,7 +161,7 @@ func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 	require.NoError(t, err)
 	back, _, err := fromRecord(r, "ns")
 	require.NoError(t, err)
-	full.LastActive, full.Workload = time.Time{}, nil // no facts
+	full.LastActive, full.Workload, full.PoolEgress = time.Time{}, nil, nil // no facts
 	require.Equal(t, &core.SandboxFact{Sandbox: full, Ungranted: 2}, back.Subject)
 }
 

@@ -152,7 +152,7 @@ func (o *Options) serveOn() time.Duration {
 
 // podSettings are those with which pods are made.
 func (o *Options) podSettings() pods.Settings {
-	return pods.Settings{ServeOn: o.serveOn(), AgentImage: o.AgentImage, AgentKey: o.agentKey, AsleepCPU: o.AsleepCPU}
+	return pods.Settings{ServeOn: o.serveOn(), AgentImage: o.AgentImage, AgentKey: o.agentKey, AsleepCPU: o.AsleepCPU, EgressUnchecked: o.EgressUnchecked}
 }
 
 // replica holds the addresses of one replica, host:port each.

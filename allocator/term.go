@@ -274,12 +274,14 @@ func (a *Allocator) newTerm(log *journal.Log, facts []core.Fact) (*term, error) 
 	}
 	var errs [6]error
 	t.caller, errs[0] = poststart.New(poststart.Options{Leads: a.lock.valid})
-	t.writer, errs[1] = pods.NewWriter(pods.WriterOptions{Options: named("pods"), Settings: a.o.podSettings()})
+	t.writer, errs[1] = pods.NewWriter(pods.WriterOptions{
+		Options: named("pods"), Settings: a.o.podSettings(), Gateway: func() string { return t.agents.EgressGateway() },
+	})
 	t.objects, errs[2] = sandboxobjects.NewWriter(sandboxobjects.WriterOptions{Options: named("objects"), Yield: t.headStart.wait})
 	t.labeler, errs[3] = pods.NewLabeler(pods.LabelerOptions{Client: k.Kubernetes, Yield: t.headStart.wait, Log: t.log.Named("pods")})
 	errs[5] = t.newEvents(log.Term())
 	if a.o.AccessKey != nil {
-		t.agents, errs[4] = agents.New(agents.Options{Key: a.o.AccessKey, Leads: a.lock.valid})
+		t.agents, errs[4] = agents.New(agents.Options{Key: a.o.AccessKey, Leads: a.lock.valid, EgressProxy: a.o.EgressProxy})
 	}
 	return t, errors.Join(errs[:]...)
 }

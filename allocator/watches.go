@@ -34,7 +34,7 @@ func newWatches(o *Options) (*watches, error) {
 	}
 	var errs [4]error
 	w.pods, errs[0] = pods.NewWatcher(named("pods"))
-	w.pools, errs[1] = pools.New(pools.Options{Options: named("pools"), Policy: o.Policy, Settings: o.podSettings(), Stops: o.Snapshots != nil})
+	w.pools, errs[1] = pools.New(pools.Options{Options: named("pools"), Policy: o.Policy, Settings: o.podSettings(), Stops: o.Snapshots != nil, Egress: o.EgressProxy != ""})
 	w.nodes, errs[2] = nodes.NewWatcher(named("nodes"))
 	w.records, errs[3] = sandboxobjects.NewWatcher(named("objects"))
 	return w, errors.Join(errs[:]...)

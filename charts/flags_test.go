@@ -25,7 +25,7 @@ func help(t *testing.T, command ...string) string {
 
 func TestProgramsKnowTheFlagsTheyAreGiven(t *testing.T) {
 	// used are the flags in any rendering, by program.
-	used := map[string]map[string]string{"allocator": {}, "extproc": {}, "berth envoy-config": {}, "berth envoy-drain": {}, "berth certs ensure": {}, "berth mcp": {}, "berth check": {}}
+	used := map[string]map[string]string{"allocator": {}, "extproc": {}, "berth envoy-config": {}, "berth envoy-egress-config": {}, "berth envoy-drain": {}, "berth certs ensure": {}, "berth mcp": {}, "berth check": {}}
 	for _, values := range valueFiles() {
 		all := render(t, values)
 		gateway := findWorkload(t, all, "berth-gateway")
@@ -36,6 +36,9 @@ func TestProgramsKnowTheFlagsTheyAreGiven(t *testing.T) {
 		maps.Copy(used["berth envoy-drain"], flagsOf(corev1.Container{Args: drain[2:]}))
 		for _, w := range workloads(all) {
 			switch w.name {
+			case "berth-egress":
+				maps.Copy(used["extproc"], flagsOf(w.container(t, "router")))
+				maps.Copy(used["berth envoy-egress-config"], flagsOf(w.container(t, "config")))
 			case "berth-mcp":
 				maps.Copy(used["berth mcp"], flagsOf(w.container(t, "mcp")))
 			case "berth-control-tls":

@@ -3,6 +3,7 @@ package charts
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -106,6 +107,7 @@ func (n network) peer(p *networkingv1.NetworkPolicy, peers []networkingv1.Networ
 	return len(peers) == 0
 }
 
+// Invariant: P37
 func TestWhoMayConnectToWhom(t *testing.T) {
 	outside := func(address string) end { return end{address: netip.MustParseAddr(address)} }
 	for _, values := range []struct {
@@ -119,11 +121,15 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 			test := end{namespace, maps.Clone(mcp.labels), mcp.address}
 			test.labels["app.kubernetes.io/component"] = "test"
 			served := values.file == "ipv6"
-			require.Equal(t, served, len(n.policies) == 4)
+			require.Equal(t, served, slices.ContainsFunc(n.policies, func(p *networkingv1.NetworkPolicy) bool { return p.Name == "berth-mcp" }))
 			ip := netip.MustParseAddr(values.podIP)
 			gateway := end{namespace, findWorkload(t, all, "berth-gateway").pod.Labels, ip}
 			allocator := end{namespace, findWorkload(t, all, "berth-allocator").pod.Labels, ip}
 			sandbox := end{values.sandboxes, map[string]string{"berth.sh/pool": "python", "berth.sh/phase": "warm"}, ip}
+			behind := end{values.sandboxes, maps.Clone(sandbox.labels), ip}
+			behind.labels["berth.sh/egress"] = "gateway"
+			egress := end{namespace, maps.Clone(mcp.labels), ip}
+			egress.labels["app.kubernetes.io/component"] = "egress"
 			neighbour := end{values.sandboxes, map[string]string{"app": "other"}, ip}
 			stranger := end{"apps", map[string]string{"app.kubernetes.io/name": "berth", "app.kubernetes.io/instance": "berth", "app.kubernetes.io/component": "gateway"}, ip}
 			prometheus := end{"monitoring", map[string]string{"app": "prometheus"}, ip}
@@ -131,6 +137,7 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 			dns := end{"kube-system", map[string]string{"k8s-app": "kube-dns"}, ip}
 			// Where the values say so.
 			open, internet := values.file != "full", values.file != "kind"
+			through := values.file == "full" // there is an egress gateway
 
 			for _, c := range []struct {
 				name     string
@@ -169,6 +176,34 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 				{"sandbox to the control stream", sandbox, allocator, 9090, false},
 				{"sandbox to another pod", sandbox, stranger, 80, false},
 
+				{"gateway to sandbox behind a gateway", gateway, behind, 49983, true},
+				{"allocator to sandbox behind a gateway", allocator, behind, 49983, true},
+				{"sandbox to sandbox behind a gateway", sandbox, behind, 8080, false},
+				{"sandbox behind a gateway to the egress gateway", behind, egress, 3128, true},
+				{"sandbox behind a gateway to another port of it", behind, egress, 8082, false},
+				{"sandbox behind a gateway to DNS", behind, dns, 53, false},
+				{"sandbox behind a gateway to internet", behind, outside("198.51.100.1"), 443, false},
+				{"sandbox behind a gateway to internet, IPv6", behind, outside("2606:4700::1"), 443, false},
+				{"sandbox behind a gateway to the API server's Service", behind, outside("10.96.0.1"), 443, false},
+				{"sandbox behind a gateway to what the values allow", behind, outside("10.9.0.1"), 443, false},
+				{"sandbox behind a gateway to metadata", behind, outside("169.254.169.254"), 80, false},
+				{"sandbox behind a gateway to sandbox", behind, sandbox, 8080, false},
+				{"sandbox behind a gateway to the gateway", behind, gateway, 8080, false},
+				{"sandbox behind a gateway to the control stream", behind, allocator, 9090, false},
+				{"another sandbox to the egress gateway", sandbox, egress, 3128, false},
+				{"pod in the same namespace to the egress gateway", neighbour, egress, 3128, !through},
+				{"prometheus to the egress gateway", prometheus, egress, 9903, true},
+				{"egress gateway to the control stream", egress, allocator, 9090, through},
+				{"egress gateway to the API", egress, allocator, 8081, !through},
+				{"egress gateway to DNS", egress, dns, 53, true},
+				{"egress gateway to internet", egress, outside("198.51.100.1"), 22, true},
+				{"egress gateway to sandbox", egress, sandbox, 8080, false},
+				{"egress gateway to metadata", egress, outside("169.254.169.254"), 80, !through},
+				{"egress gateway to the API server's Service", egress, outside("10.96.0.1"), 443, !through},
+				{"egress gateway to a public API server", egress, outside("203.0.113.7"), 6443, !through},
+				{"egress gateway to a range outside", egress, outside("10.8.0.1"), 443, true},
+				{"egress gateway to what the values allow it", egress, outside("10.96.0.10"), 53, !through},
+
 				{"gateway to the control stream", gateway, allocator, 9090, true},
 				{"pod elsewhere with the gateway's labels to the control stream", stranger, allocator, 9090, false},
 				{"pod elsewhere to the API", stranger, allocator, 8081, true},
@@ -189,6 +224,7 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 			}
 			require.True(t, n.allows(sandbox, dns, corev1.ProtocolUDP, 53))
 			require.False(t, n.allows(sandbox, outside("198.51.100.1"), corev1.ProtocolUDP, 53) && !internet)
+			require.False(t, n.allows(behind, dns, corev1.ProtocolUDP, 53))
 		})
 	}
 }

@@ -336,7 +336,7 @@ func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 		for mount := range mounted {
 			require.Contains(t, []string{
 				"berth-gateway/tls", "berth-gateway/control-tls", "berth-gateway/api-ca", "berth-allocator/control-tls", "berth-allocator/api-tls",
-				"berth-allocator/access-key", "berth-test/gateway-tls",
+				"berth-allocator/access-key", "berth-test/gateway-tls", "berth-egress/control-tls",
 			}, mount)
 		}
 		require.NotEqual(t, mounted["berth-gateway/control-tls"], mounted["berth-allocator/control-tls"])
@@ -361,6 +361,36 @@ func TestGatewaySpeaksTLSToAnAPIWithACertificate(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The egress gateway is one Envoy and one router, the allocator knows its Service, and both walls know the same ranges.
+func TestEgressGatewayHoldsTogether(t *testing.T) {
+	for _, w := range workloads(render(t, "minimal")) {
+		require.NotEqual(t, "berth-egress", w.name)
+	}
+	all := render(t, "full")
+	egress, gateway := findWorkload(t, all, "berth-egress"), findWorkload(t, all, "berth-gateway")
+	config, router, envoy := egress.container(t, "config"), egress.container(t, "router"), egress.container(t, "envoy")
+	require.Equal(t, router.Image, config.Image, "bootstrap and router must be of one version")
+	require.Equal(t, corev1.ContainerRestartPolicyAlways, *router.RestartPolicy, "a sidecar ends after Envoy")
+	require.Equal(t, flagsOf(router)["socket"], flagsOf(config)["router-socket"])
+	require.Equal(t, flagsOf(router)["envoy-admin"], flagsOf(config)["admin-socket"])
+	require.Contains(t, envoy.Args, flagsOf(config)["output"])
+	require.Equal(t, router.Lifecycle, gateway.container(t, "router").Lifecycle)
+	require.Equal(t, "Egress", flagsOf(router)["mode"])
+	require.Equal(t, flagsOf(gateway.container(t, "router"))["allocator"], flagsOf(router)["allocator"])
+	require.Equal(t, "10.244.0.0/16,198.18.0.0/16", flagsOf(router)["pod-cidrs"])
+	require.Equal(t, "203.0.113.7/32,2001:db8::/32", flagsOf(router)["inside-cidrs"])
+	require.Equal(t, "10.8.0.0/16", flagsOf(router)["outside-cidrs"])
+	require.Greater(t, *egress.pod.Spec.TerminationGracePeriodSeconds, envoy.Lifecycle.PreStop.Sleep.Seconds+20)
+	service := findService(t, all, "berth-egress")
+	require.Equal(t, "proxy", service.Spec.Ports[0].TargetPort.StrVal)
+	port := strconv.Itoa(int(service.Spec.Ports[0].Port))
+	require.Equal(t, "http://"+service.Name+"."+service.Namespace+".svc:"+port,
+		flagsOf(findWorkload(t, all, "berth-allocator").container(t, "allocator"))["egress-proxy"])
+	require.EqualValues(t, 3128, envoy.Ports[0].ContainerPort, "the NetworkPolicies name it")
+	require.True(t, strings.HasSuffix(flagsOf(config)["listen"], ":"+port))
+	require.Equal(t, "proxy", envoy.Ports[0].Name)
 }
 
 // The router and Envoy must have the same settings of the edge, and Envoy must

@@ -212,6 +212,14 @@ func (c *Client) SetTimeout(ctx context.Context, id string, timeout time.Duratio
 	return err
 }
 
+// SetNetwork replaces what a sandbox may reach. Fields that are left out are taken away. It returns nil when every
+// egress gateway has the new rules. An error with the reason "egress_pending" means that they hold, and that a gateway
+// may still use those of before; the call is repeated then as others are, and each time waits for 10 s.
+func (c *Client) SetNetwork(ctx context.Context, id string, to openapi.SandboxNetworkUpdate) error {
+	_, err := call[none](ctx, repeatable, func() (*http.Response, error) { return c.api.UpdateNetwork(ctx, id, to) })
+	return err
+}
+
 // Pause has a sandbox fall asleep, and returns when it is asleep. It is not repeated: a sandbox that is asleep already
 // is an error.
 func (c *Client) Pause(ctx context.Context, id string) error {

@@ -241,6 +241,25 @@ func TestStopIsAPauseWithoutMemoryAndIsNotRepeated(t *testing.T) {
 	require.JSONEq(t, `{"memory":false}`, bodies[0])
 }
 
+func TestRulesOfASandboxAreReplacedAsAWhole(t *testing.T) {
+	var bodies []string
+	taken := func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		require.NoError(t, err)
+		bodies = append(bodies, string(body))
+		w.WriteHeader(http.StatusNoContent)
+	}
+	c, s := scripted(t, refuse(503, "egress_pending"), taken, taken, refuse(409, "egress_missing"))
+	rules := openapi.SandboxNetworkUpdate{AllowOut: []string{"a.example"}, DenyOut: []string{"0.0.0.0/0"}}
+	require.NoError(t, c.SetNetwork(t.Context(), "a", rules))
+	require.NoError(t, c.SetNetwork(t.Context(), "a", openapi.SandboxNetworkUpdate{}))
+	require.Error(t, c.SetNetwork(t.Context(), "a", openapi.SandboxNetworkUpdate{}))
+	require.Len(t, s.seen, 4, "one that is pending is repeated")
+	require.Equal(t, "PUT /sandboxes/a/network", s.seen[3].Method+" "+s.seen[3].URL.Path)
+	require.JSONEq(t, `{"allowOut":["a.example"],"denyOut":["0.0.0.0/0"]}`, bodies[0])
+	require.JSONEq(t, `{}`, bodies[1])
+}
+
 func TestSnapshotsAreReadPageAfterPage(t *testing.T) {
 	c, s := scripted(t, page(`[{"snapshotID":"a:x"},{"snapshotID":"b:x"}]`, "t1"), page(`[{"snapshotID":"c:x"}]`, ""))
 	var names []string

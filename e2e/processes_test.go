@@ -108,6 +108,9 @@ func (p *processes) start(ctx context.Context, o stack.Options) error {
 		return err
 	}
 	o.AllocatorArgs, o.RouterArgs = append(allocator, o.AllocatorArgs...), append(router, o.RouterArgs...)
+	if o.Egress != nil {
+		o.Egress = &stack.Egress{RouterArgs: append(router, o.Egress.RouterArgs...)}
+	}
 	p.stack, err = stack.Start(ctx, p.cluster, o)
 	return err
 }

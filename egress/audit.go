@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// maxAudited bounds the destinations of one sandbox that are logged.
+	// maxAudited bounds the destinations of one sandbox that are logged, those that were admitted and those that were
+	// refused each by itself, so that refusals hide nothing that leaves.
 	maxAudited = 256
 	// maxLogged bounds the lines per second of each kind.
 	maxLogged = 100
@@ -28,14 +29,20 @@ type audited struct {
 // audit returns what writes a line for a new destination of a sandbox, and nil for one that is not new. The caller has
 // the lock of the table, and a log may block: it writes the line when it has given the lock back.
 func (s *Server) audit(e *entry, dest policy.Dest, reason apierror.Reason, why string, addr netip.Addr) func() {
-	key := audited{dest, reason}
-	if _, old := e.seen[key]; old || len(e.seen) > maxAudited {
+	key, seen := audited{dest, reason}, e.admittedTo
+	if reason != "" {
+		seen = e.refusedTo
+	}
+	if _, old := seen[key]; old || len(seen) > maxAudited {
 		return nil
 	}
-	e.seen[key] = struct{}{}
+	seen[key] = struct{}{}
 	fields := []zap.Field{zap.String("sandboxID", sandboxid.Short(e.ID)), zap.String("pool", e.Pool)}
-	if len(e.seen) > maxAudited {
-		return func() { s.log.Info("egress: further destinations of the sandbox are not logged", fields...) }
+	if len(seen) > maxAudited {
+		return func() {
+			s.log.Info("egress: further destinations of the sandbox are not logged",
+				append(fields, zap.Bool("refused", reason != ""))...)
+		}
 	}
 	fields = append(fields, zap.String("destination", dest.String()))
 	if reason == "" {

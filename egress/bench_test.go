@@ -27,7 +27,7 @@ func BenchmarkRequest(b *testing.B) {
 	b.Run("egress", func(b *testing.B) {
 		w := newWorld(b)
 		abc := sandbox(b, "abc", abcAddr, w.ports, "web.example.com")
-		require.NoError(b, w.router.Replace(within(b), []egress.Sandbox{abc}))
+		require.NoError(b, w.replace([]egress.Sandbox{abc}))
 		w.measure(b, "web.example.com:"+w.webPort)
 	})
 	b.Run("plain", func(b *testing.B) {

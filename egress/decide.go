@@ -7,8 +7,10 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/egress/policy"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc/wire"
@@ -70,6 +72,13 @@ func credential(value []byte) (id string, token []byte) {
 	return string(user), bytes.Clone(password)
 }
 
+func tooFast(pause time.Duration) *apierror.Error {
+	refusal := apierror.New(apierror.RateLimited,
+		"the sandbox sends more requests per second than this gateway lets pass for one sandbox; try again")
+	refusal.RetryAfter = int((pause + time.Second - 1) / time.Second)
+	return refusal
+}
+
 func refuse(format string, args ...any) *apierror.Error {
 	return apierror.New(apierror.EgressRefused, format, args...)
 }
@@ -91,8 +100,25 @@ func (s *Server) decide(ctx context.Context, q *question, wait bool) (d decision
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e, refusal := s.find(q)
+	unknown := refusal != nil && refusal.Reason == apierror.EgressRefused && len(t.at[q.peer]) == 0
+	if unknown && s.asks.ask != nil && sandboxid.Valid(q.id) { // it may be new
+		if !wait {
+			return decision{}, false
+		}
+		t.mu.Unlock()
+		s.asks.wait(ctx, q.id)
+		t.mu.Lock()
+		e, refusal = s.find(q)
+	}
 	if refusal != nil {
 		return decision{refusal: refusal}, true
+	}
+	if !wait { // it is asked about for the first time
+		after, pause := s.rate.Take(e.full, time.Since(s.began))
+		if pause > 0 {
+			return s.refused(e, policy.Dest{}, tooFast(pause)), true
+		}
+		e.full = after
 	}
 	dest, refusal := destination(q)
 	if refusal == nil {
@@ -135,6 +161,7 @@ func (s *Server) decide(ctx context.Context, q *question, wait bool) (d decision
 	r := &request{table: t, of: e, id: e.ID, incarnation: e.Incarnation, dest: dest, addr: addr}
 	e.admits[r] = struct{}{}
 	e.open++
+	t.unended++
 	e.counts.Admitted++
 	return decision{admitted: r, log: s.audit(e, dest, "", "", addr)}, true
 }

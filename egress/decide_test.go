@@ -61,7 +61,7 @@ func newServer(t testing.TB, resolver Resolver, ids ...string) *Server {
 	for i, id := range ids {
 		all = append(all, Sandbox{ID: id, Addr: addrOf(i), TokenHash: sha256.Sum256([]byte("token-" + id))})
 	}
-	require.NoError(t, s.Replace(t.Context(), all))
+	require.NoError(t, s.Replace(all))
 	return s
 }
 
@@ -103,14 +103,15 @@ func read1(t testing.TB, reply h2.Reply) (dst string, reason apierror.Reason) {
 	return "", apierror.Reason(fields[envoy.MetadataReply].GetStringValue())
 }
 
+// Invariant: P35
 func TestNothingIsAdmittedBeforeTheFirstSnapshot(t *testing.T) {
 	s, err := New(Options{Socket: "unused", Resolver: newSlow(), Fresh: func() bool { return true }, Log: zap.NewNop()})
 	require.NoError(t, err)
 	abc := Sandbox{ID: "abc", Addr: addrOf(0), TokenHash: sha256.Sum256([]byte("token-abc"))}
-	require.NoError(t, s.Set(t.Context(), abc))
+	require.NoError(t, s.Set(abc))
 	_, reason := ask(t, s, "abc", addrOf(0), "8.8.8.8:443")
 	require.Equal(t, apierror.RouterNotReady, reason)
-	require.NoError(t, s.Replace(t.Context(), nil))
+	require.NoError(t, s.Replace(nil))
 	_, reason = ask(t, s, "abc", addrOf(0), "8.8.8.8:443")
 	require.Equal(t, apierror.EgressRefused, reason, "the snapshot has no sandbox")
 }
@@ -121,8 +122,8 @@ func TestSandboxesThatCannotBeAreNamed(t *testing.T) {
 		{ID: "", Addr: addrOf(0)}, {ID: "a/b", Addr: addrOf(0)}, {ID: "abc"},
 		{ID: "abc", Addr: netip.MustParseAddr("fe80::1%lo")}, {ID: "abc", Addr: netip.MustParseAddr("::ffff:10.0.0.1")},
 	} {
-		require.Error(t, s.Set(t.Context(), wrong))
-		require.Error(t, s.Replace(t.Context(), []Sandbox{wrong}))
+		require.Error(t, s.Set(wrong))
+		require.Error(t, s.Replace([]Sandbox{wrong}))
 	}
 }
 
@@ -166,15 +167,16 @@ func TestLookUpsOfOneSandboxLeavePlacesForOthers(t *testing.T) {
 		require.Equal(t, "8.8.8.8:443", dst, "also a name that another sandbox waits to look up")
 		require.Equal(t, time.Second, time.Since(began))
 		asking.Wait()
+		s.names.lookups.Wait()
 		require.LessOrEqual(t, r.max, maxSandboxLookups+1)
 		refused := 0
 		for range 100 {
 			if reason := <-reasons; reason != "" {
-				require.Equal(t, apierror.TooManyOpen, reason)
+				require.Contains(t, []apierror.Reason{apierror.TooManyOpen, apierror.EgressUnreachable}, reason)
 				refused++
 			}
 		}
-		require.Positive(t, refused, "those without a place for 2 s")
+		require.Positive(t, refused, "those that had no place in time, or no answer")
 		require.Less(t, refused, 100-maxSandboxLookups)
 	})
 }
@@ -265,13 +267,17 @@ func TestManyChangesLeaveNoRequestBehind(t *testing.T) {
 	for i := range 2000 {
 		sandbox.Incarnation = uint64(i / 10)
 		sandbox.Policy = policy.Policy{Ports: [][]uint16{nil, {80}}[i%2]}
-		require.NoError(t, s.Set(t.Context(), sandbox))
+		require.NoError(t, s.Set(sandbox))
 		if i%10 == 9 {
-			require.NoError(t, s.Forget(t.Context(), "abc"))
+			s.Forget("abc")
+			ended := make(chan struct{})
+			s.Barrier(func() { close(ended) })
+			<-ended
 			s.table.mu.Lock()
 			require.Empty(t, s.table.all)
 			require.Empty(t, s.table.at)
-			require.Empty(t, s.table.cut)
+			require.Len(t, s.table.epochs, 1)
+			require.Zero(t, s.table.epochs[0].left)
 			s.table.mu.Unlock()
 		}
 	}
@@ -293,7 +299,7 @@ func BenchmarkNow(b *testing.B) {
 	rules, err := policy.Parse(
 		policy.List{Field: "allow", Entries: allow}, policy.List{Field: "deny", Entries: []string{"0.0.0.0/0"}})
 	require.NoError(b, err)
-	require.NoError(b, s.Set(b.Context(), Sandbox{
+	require.NoError(b, s.Set(Sandbox{
 		ID: "sandbox77", Addr: addrOf(77), TokenHash: sha256.Sum256([]byte("token-sandbox77")),
 		Policy: policy.Policy{Claim: rules},
 	}))
@@ -314,4 +320,91 @@ func closed() chan struct{} {
 	done := make(chan struct{})
 	close(done)
 	return done
+}
+
+func TestUnknownSandboxIsAskedForOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t, newSlow(), "abc")
+		var asked []string
+		s.asks.ask = func(id string) bool { asked = append(asked, id); return true }
+		var asking sync.WaitGroup
+		for range 10 {
+			asking.Go(func() {
+				dst, _ := ask(t, s, "fresh", addrOf(7), "8.8.8.8:443")
+				require.Equal(t, "8.8.8.8:443", dst)
+			})
+		}
+		synctest.Wait()
+		require.Equal(t, []string{"fresh"}, asked)
+		require.NoError(t, s.Set(Sandbox{ID: "fresh", Addr: addrOf(7), TokenHash: sha256.Sum256([]byte("token-fresh"))}))
+		s.Answered("fresh")
+		asking.Wait()
+		began := time.Now()
+		_, reason := ask(t, s, "fresh", addrOf(0), "8.8.8.8:443")
+		require.Equal(t, apierror.EgressRefused, reason, "the address of another one")
+		require.Equal(t, began, time.Now())
+		require.Len(t, asked, 1)
+	})
+}
+
+func TestQuestionsAboutUnknownSandboxesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t, newSlow(), "abc")
+		asked := 0
+		s.asks.ask = func(string) bool { asked++; return true }
+		began := time.Now()
+		var asking sync.WaitGroup
+		for i := range 100 {
+			asking.Go(func() {
+				_, reason := ask(t, s, fmt.Sprint("x", i), addrOf(7), "8.8.8.8:443")
+				require.Equal(t, apierror.EgressRefused, reason)
+			})
+		}
+		asking.Wait()
+		require.Equal(t, maxAsks, asked)
+		require.Equal(t, askTimeout, time.Since(began), "there was no answer")
+		require.Empty(t, s.asks.pending)
+		for range 5000 {
+			s.asks.end("x", s.asks.begin("x"))
+		}
+		require.LessOrEqual(t, asked, 2200)
+		s.asks.ask = func(string) bool { return false }
+		_, reason := ask(t, s, "y", addrOf(7), "8.8.8.8:443")
+		require.Equal(t, apierror.EgressRefused, reason)
+		require.Equal(t, askTimeout, time.Since(began), "there is no session")
+	})
+}
+
+// admit admits a request of a sandbox and returns what ends it.
+func admit(t testing.TB, s *Server, id string, at netip.Addr) h2.Open {
+	reply, later := s.Now(message(t, id, at, "8.8.8.8:443"), "")
+	if later != nil {
+		reply = later(t.Context(), nil)
+	}
+	require.NotNil(t, reply.Open)
+	return reply.Open
+}
+
+// Invariant: P36
+func TestBarriersWaitInOrderForWhatWasCut(t *testing.T) {
+	s := newServer(t, newSlow(), "abc", "def")
+	var done []int
+	barrier := func(n int) { s.Barrier(func() { done = append(done, n) }) }
+	barrier(1)
+	require.Equal(t, []int{1}, done, "nothing was cut")
+	abc, def, other := admit(t, s, "abc", addrOf(0)), admit(t, s, "def", addrOf(1)), admit(t, s, "def", addrOf(1))
+	barrier(2)
+	require.Equal(t, []int{1, 2}, done, "what may go on delays nothing")
+	s.Forget("abc")
+	barrier(3)
+	s.Forget("def")
+	barrier(4)
+	barrier(5)
+	def.Ended(true)
+	other.Ended(false)
+	require.Equal(t, []int{1, 2}, done)
+	abc.Ended(true)
+	require.Equal(t, []int{1, 2, 3}, done, "Envoy may not have read the end of the other one")
+	require.Equal(t, 1, s.Unended())
+	require.Len(t, s.table.epochs, 2, "barriers of nothing take no room")
 }

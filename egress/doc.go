@@ -10,9 +10,12 @@
 //     was looked up. A name that they refuse is not looked up.
 //   - Envoy connects to the address that was checked, and to no other one.
 //   - Until the first [Server.Replace], and while Options.Fresh is false, every request is refused.
-//   - [Server.Forget] and [Server.Replace] return nil when every request of what they have taken away has ended at
-//     Envoy, and [Server.Set] when every request that the new rules refuse has. No other one was admitted since.
-//   - The open requests of one sandbox, and its look-ups at one time, are bounded for that sandbox.
+//   - [Server.Set], [Server.Forget] and [Server.Replace] take effect at once, in the order of the calls: no request is
+//     admitted any more that they refuse. They wait for nothing.
+//   - [Server.Barrier] says when every request has ended at Envoy that the calls before it took away.
+//   - The open requests of one sandbox, their rate, and its look-ups at one time are bounded for that sandbox.
+//   - The allocator is asked about a sandbox that is not known, once at a time, and the requests of the sandbox wait
+//     for the answer for at most a second. The questions are bounded in number and in time.
 //   - No request outlives the router that has admitted it.
 //   - No line of the log has a path, a header or a credential.
 //
@@ -46,8 +49,9 @@
 //
 //   - A tunnel ends when one side closes its direction, or when it is silent for envoy.EgressIdle.
 //   - The bytes of a tunnel are not read. An allowed host may be a relay to others.
-//   - Idle connections of one sandbox without a request are bounded by Envoy's limit for all, and by 60 s. Its rate of
-//     requests is not bounded. Look-ups share maxLookups, too.
-//   - Set, Forget, Replace and Stop block while an Envoy whose connection is full reads nothing, even if ctx has
-//     ended.
+//   - Idle connections of one sandbox without a request are bounded by Envoy's limit for all, and by 60 s. Look-ups
+//     share maxLookups, too.
+//   - While an Envoy stands still, no barrier is passed that waits for one of its requests, and none after it.
+//   - Requests from addresses of no sandbox are not bounded in their rate. They are refused, and use up the questions
+//     to the allocator.
 package egress

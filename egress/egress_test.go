@@ -100,10 +100,22 @@ func TestUpgradeToHTTP2IsNotPassedOn(t *testing.T) {
 	require.Empty(t, w.requests[0].Header)
 }
 
+// Envoy looks at the value of Upgrade, whatever the method is.
+func TestUpgradeToATunnelIsRefused(t *testing.T) {
+	w := newWorld(t)
+	for _, method := range []string{"GET", "POST"} {
+		a := w.raw(abcAddr, head(method+" http://echo.example.com:"+w.echoPort+"/", "abc",
+			"Connection: Upgrade", "Upgrade: CONNECT"))
+		require.Equal(t, http.StatusForbidden, a.code, a.body)
+	}
+	require.Zero(t, w.echo.bytes.Load())
+}
+
+// Invariant: P35
 func TestOnlyTheOwnCredentialFromTheOwnAddressCounts(t *testing.T) {
 	w := newWorld(t)
-	require.NoError(t, w.router.Set(within(t), sandbox(t, "one", "127.0.0.4", w.ports)))
-	require.NoError(t, w.router.Set(within(t), sandbox(t, "two", "127.0.0.4", w.ports)))
+	require.NoError(t, w.set(sandbox(t, "one", "127.0.0.4", w.ports)))
+	require.NoError(t, w.set(sandbox(t, "two", "127.0.0.4", w.ports)))
 	target := "web.example.com:" + w.webPort
 	for name, c := range map[string]struct {
 		from, headers string
@@ -210,10 +222,11 @@ func TestBytesBehindARequestAreTheNextOne(t *testing.T) {
 	require.Len(t, w.requests, 1)
 }
 
+// Invariant: P35
 func TestRefusedNamesAreNeverLookedUp(t *testing.T) {
 	w := newWorld(t)
 	abc := sandbox(t, "abc", abcAddr, w.ports, "web.example.com", "*.allowed.example.com")
-	require.NoError(t, w.router.Set(within(t), abc))
+	require.NoError(t, w.set(abc))
 	for _, host := range []string{
 		"example.com", "x.web.example.com", "allowed.example.com", "secret.attacker.example.org", "web.example.com:1",
 		"localhost", "web",
@@ -232,6 +245,7 @@ func TestRefusedNamesAreNeverLookedUp(t *testing.T) {
 	require.Equal(t, http.StatusOK, other.code, "another sandbox has other rules")
 }
 
+// Invariant: P35
 func TestOnlyPermittedAddressesAreConnectedTo(t *testing.T) {
 	w := newWorld(t)
 	w.resolver.set("mixed.example.com", "127.9.9.9 10.0.0.1 127.0.0.1 ::ffff:10.0.0.2 ::1")
@@ -265,6 +279,7 @@ func TestReboundNamesAreCheckedAtEachLookUp(t *testing.T) {
 	require.Equal(t, 2, w.resolver.times("rebound.example.com"))
 }
 
+// Invariant: P35, P36
 func TestForgottenSandboxLosesItsTunnelsAtOnce(t *testing.T) {
 	w := newWorld(t)
 	target := "echo.example.com:" + w.echoPort
@@ -286,7 +301,7 @@ func TestForgottenSandboxLosesItsTunnelsAtOnce(t *testing.T) {
 	eventually(t, "the request arrives", func() bool { return w.holding.Load() == 1 && w.echo.bytes.Load() > 1<<20 })
 
 	began := time.Now()
-	require.NoError(t, w.router.Forget(within(t), "abc"))
+	require.NoError(t, w.forget("abc"))
 	require.Less(t, time.Since(began), 5*time.Second)
 	require.Equal(t, http.StatusForbidden, w.connect(abcAddr, "abc", target).code)
 	eventually(t, "the origins see the end", func() bool { return w.echo.open.Load() == 1 && w.holding.Load() == 0 })
@@ -294,24 +309,25 @@ func TestForgottenSandboxLosesItsTunnelsAtOnce(t *testing.T) {
 	other.works()
 	_, ok := w.router.Counts("abc")
 	require.False(t, ok)
-	require.NoError(t, w.router.Forget(within(t), "abc"))
+	require.NoError(t, w.forget("abc"))
 
 	next := sandbox(t, "next", abcAddr, w.ports)
-	require.NoError(t, w.router.Set(within(t), next))
+	require.NoError(t, w.set(next))
 	require.Equal(t, http.StatusForbidden, w.connect(abcAddr, "abc", target).code, "another sandbox has the address")
 	w.open(abcAddr, "next", target)
 }
 
+// Invariant: P36
 func TestNothingPassesATunnelAfterForgetHasReturned(t *testing.T) {
 	w := newWorld(t)
 	for range 20 {
-		require.NoError(t, w.router.Set(within(t), sandbox(t, "abc", abcAddr, w.ports)))
+		require.NoError(t, w.set(sandbox(t, "abc", abcAddr, w.ports)))
 		var all []*tunnel
 		for range 5 {
 			all = append(all, w.open(abcAddr, "abc", "echo.example.com:"+w.echoPort))
 		}
 		before := w.echo.bytes.Load()
-		require.NoError(t, w.router.Forget(within(t), "abc"))
+		require.NoError(t, w.forget("abc"))
 		for _, c := range all {
 			_, _ = io.WriteString(c, "after\n") // fails if the end is here already
 		}
@@ -320,6 +336,7 @@ func TestNothingPassesATunnelAfterForgetHasReturned(t *testing.T) {
 	}
 }
 
+// Invariant: P36
 func TestNarrowingCutsOnlyWhatItRefuses(t *testing.T) {
 	w := newWorld(t)
 	w.resolver.set("kept.example.com", "127.0.0.1")
@@ -327,34 +344,38 @@ func TestNarrowingCutsOnlyWhatItRefuses(t *testing.T) {
 	kept := w.open(abcAddr, "abc", "kept.example.com:"+w.echoPort)
 	literal := w.open(abcAddr, "abc", "127.0.0.1:"+w.echoPort)
 	narrow := sandbox(t, "abc", abcAddr, w.ports, "kept.example.com")
-	require.NoError(t, w.router.Set(within(t), narrow))
+	require.NoError(t, w.set(narrow))
 	require.Equal(t, http.StatusForbidden, w.connect(abcAddr, "abc", "echo.example.com:"+w.echoPort).code)
 	gone.isCut()
 	literal.isCut()
 	kept.works()
-	require.NoError(t, w.router.Replace(within(t), []egress.Sandbox{narrow, sandbox(t, "def", defAddr, w.ports)}))
+	require.NoError(t, w.replace([]egress.Sandbox{narrow, sandbox(t, "def", defAddr, w.ports)}))
 	kept.works()
 	narrow.Incarnation++
-	require.NoError(t, w.router.Set(within(t), narrow))
+	require.NoError(t, w.set(narrow))
 	kept.isCut()
 	w.open(abcAddr, "abc", "kept.example.com:"+w.echoPort)
-	require.NoError(t, w.router.Replace(within(t), nil))
+	require.NoError(t, w.replace(nil))
 	eventually(t, "nothing is open", func() bool { return w.echo.open.Load() == 0 })
 }
 
+// Invariant: P35, P36
 func TestStaleRouterRefusesAndCutsEverything(t *testing.T) {
 	w := newWorld(t)
 	open := w.open(abcAddr, "abc", "echo.example.com:"+w.echoPort)
+	began := time.Now()
 	w.stale.Store(true)
 	a := w.connect(abcAddr, "abc", "echo.example.com:"+w.echoPort)
 	require.Equal(t, http.StatusServiceUnavailable, a.code)
 	require.Equal(t, "router_not_ready", a.reason())
 	open.isCut()
+	require.Less(t, time.Since(began), 3*time.Second, "the client sees the end up to a second later")
 	w.stale.Store(false)
 	w.open(abcAddr, "abc", "echo.example.com:"+w.echoPort)
 }
 
 // The router is stopped with SIGSTOP, and killed.
+// Invariant: P36
 func TestNoTunnelOutlivesTheRouterThatAdmittedIt(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"stopped": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {
@@ -405,7 +426,7 @@ func TestNoUpstreamConnectionServesTwoSandboxes(t *testing.T) {
 		if i == 6 {
 			again := sandbox(t, "abc", abcAddr, w.ports)
 			again.Incarnation = 1
-			require.NoError(t, w.router.Set(within(t), again))
+			require.NoError(t, w.set(again))
 		}
 		require.Equal(t, http.StatusOK, w.get(from, id, "web.example.com:"+w.webPort, "/").code)
 		w.mu.Lock()
@@ -438,8 +459,8 @@ func TestLimitsTouchOnlyTheirOwnSandbox(t *testing.T) {
 	w.resolver.mu.Lock()
 	w.resolver.gate = make(chan struct{})
 	w.resolver.mu.Unlock()
-	require.NoError(t, w.router.Forget(within(t), "abc"))
-	require.NoError(t, w.router.Set(within(t), sandbox(t, "abc", abcAddr, w.ports)))
+	require.NoError(t, w.forget("abc"))
+	require.NoError(t, w.set(sandbox(t, "abc", abcAddr, w.ports)))
 	var asking sync.WaitGroup
 	codes := make(chan int, 12)
 	for i := range 12 { // more than a sandbox may look up at one time
@@ -458,16 +479,17 @@ func TestLimitsTouchOnlyTheirOwnSandbox(t *testing.T) {
 	}
 }
 
+// Invariant: P35
 func TestRulesAreReadAgainAfterALookUp(t *testing.T) {
 	for name, change := range map[string]func(w *world) error{
-		"forgotten": func(w *world) error { return w.router.Forget(w.Context(), "abc") },
+		"forgotten": func(w *world) error { return w.forget("abc") },
 		"narrowed": func(w *world) error {
-			return w.router.Set(w.Context(), sandbox(w, "abc", abcAddr, w.ports, "other.example.com"))
+			return w.set(sandbox(w, "abc", abcAddr, w.ports, "other.example.com"))
 		},
 		"another pod": func(w *world) error {
 			next := sandbox(w, "abc", abcAddr, w.ports)
 			next.Incarnation = 1
-			return w.router.Set(w.Context(), next)
+			return w.set(next)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -498,7 +520,7 @@ func TestFailuresOfOriginsHaveBerthsForm(t *testing.T) {
 	closed := l.Addr().(*net.TCPAddr)
 	require.NoError(t, l.Close())
 	s := sandbox(t, "abc", abcAddr, append(w.ports, uint16(closed.Port)))
-	require.NoError(t, w.router.Set(within(t), s))
+	require.NoError(t, w.set(s))
 	for _, a := range []answer{
 		w.get(abcAddr, "abc", closed.String(), "/"), w.connect(abcAddr, "abc", closed.String()),
 	} {
@@ -521,7 +543,7 @@ func TestFailuresOfOriginsHaveBerthsForm(t *testing.T) {
 		}
 	}()
 	s.Policy.Ports = append(s.Policy.Ports, netip.MustParseAddrPort(breaking.Addr().String()).Port())
-	require.NoError(t, w.router.Set(within(t), s))
+	require.NoError(t, w.set(s))
 	a := w.get(abcAddr, "abc", breaking.Addr().String(), "/")
 	require.Equal(t, http.StatusBadGateway, a.code, a.body)
 	require.Equal(t, "egress_reset", a.reason())
@@ -549,6 +571,7 @@ func TestLogHasEachDestinationOnceAndNoSecrets(t *testing.T) {
 	require.LessOrEqual(t, w.log.Len(), 257)
 }
 
+// Invariant: P36
 func TestForgetSaysWhatHasNotEndedInTime(t *testing.T) {
 	w := newWorld(t)
 	open := w.open(abcAddr, "abc", "echo.example.com:"+w.echoPort)
@@ -556,13 +579,14 @@ func TestForgetSaysWhatHasNotEndedInTime(t *testing.T) {
 	eventually(t, "Envoy stands still", func() bool { return stopped(t, w.process.Pid()) })
 	for range 2 { // the second call must not take the first one's word
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		err := w.router.Forget(ctx, "abc")
+		w.router.Forget("abc")
+		err := w.ended(ctx)
 		cancel()
 		require.ErrorContains(t, err, "1 requests")
 		require.True(t, errors.Is(err, context.DeadlineExceeded))
 	}
 	require.NoError(t, syscall.Kill(w.process.Pid(), syscall.SIGCONT))
-	require.NoError(t, w.router.Forget(within(t), "abc"))
+	require.NoError(t, w.forget("abc"))
 	open.isCut()
 }
 
@@ -607,7 +631,7 @@ func TestSandboxesAndOriginsMayHaveIPv6(t *testing.T) {
 			require.NoError(t, err)
 			w.resolver.set("six.example.com", "::1")
 			ports := append(slices.Clone(w.ports), netip.MustParseAddrPort(origin.Addr().String()).Port())
-			require.NoError(t, w.router.Set(within(t), sandbox(t, "abc", "::1", ports)))
+			require.NoError(t, w.set(sandbox(t, "abc", "::1", ports)))
 			six := w.open("::1", "abc", "six.example.com:"+originPort)
 			w.open("::1", "abc", "[::1]:"+originPort)
 			require.Equal(t, http.StatusForbidden, w.connect("::1", "def", "six.example.com:"+originPort).code)
@@ -615,7 +639,7 @@ func TestSandboxesAndOriginsMayHaveIPv6(t *testing.T) {
 				w.addr = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String()
 				w.open(defAddr, "def", "echo.example.com:"+w.echoPort)
 			}
-			require.NoError(t, w.router.Forget(within(t), "abc"))
+			require.NoError(t, w.forget("abc"))
 			six.isCut()
 		})
 	}

@@ -1,7 +1,6 @@
 package egress_test
 
 import (
-	"context"
 	"crypto/sha256"
 	"fmt"
 	"net"
@@ -14,7 +13,6 @@ import (
 )
 
 func ExampleServer() {
-	ctx := context.Background()
 	router, err := egress.New(egress.Options{
 		Socket:   "/run/berth/egress.sock",
 		Resolver: net.DefaultResolver,
@@ -26,17 +24,17 @@ func ExampleServer() {
 		return
 	}
 	// The snapshot of the leader. From here on requests are admitted.
-	err = router.Replace(ctx, []egress.Sandbox{{
+	err = router.Replace([]egress.Sandbox{{
 		ID: "abc", Addr: netip.MustParseAddr("10.1.2.3"), TokenHash: sha256.Sum256([]byte("token")),
 		Policy: policy.Policy{Ports: []uint16{443}},
 	}})
 	fmt.Println(err)
 	counts, known := router.Counts("abc")
 	fmt.Println(counts.Open, known)
-	// The release may be acknowledged when Forget returns nil: none of its requests is left at Envoy.
-	fmt.Println(router.Forget(ctx, "abc"))
+	router.Forget("abc")
+	router.Barrier(func() { fmt.Println("the release may be acknowledged: none of its requests is left at Envoy") })
 	// Output:
 	// <nil>
 	// 0 true
-	// <nil>
+	// the release may be acknowledged: none of its requests is left at Envoy
 }

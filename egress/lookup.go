@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berth-sandbox/berth/api/apierror"
 )
@@ -20,7 +21,7 @@ type Resolver interface {
 }
 
 const (
-	// lookupTimeout bounds a look-up, with the wait for a place.
+	// lookupTimeout bounds a look-up, and what a request waits for one, with the wait for a place.
 	lookupTimeout = 2 * time.Second
 	// lookupAge is how long an answer is used again.
 	lookupAge = 5 * time.Second
@@ -33,8 +34,10 @@ const (
 // names looks names up, each one once at a time, and keeps the answers for a moment.
 type names struct {
 	resolver Resolver
-	places   chan struct{} // of maxLookups
+	counted  prometheus.Counter // of look-ups
+	places   chan struct{}      // of maxLookups
 
+	lookups sync.WaitGroup // that run
 	mu      sync.Mutex
 	answers *simplelru.LRU[string, *answer]
 	running map[string]*answer
@@ -48,10 +51,11 @@ type answer struct {
 	until time.Time // it may be used again
 }
 
-func newNames(r Resolver) *names {
+func newNames(r Resolver, counted prometheus.Counter) *names {
 	answers, _ := simplelru.NewLRU[string, *answer](maxNames, nil) // fails for a wrong size only
 	return &names{
-		resolver: r, places: make(chan struct{}, maxLookups), answers: answers, running: map[string]*answer{},
+		resolver: r, counted: counted, places: make(chan struct{}, maxLookups), answers: answers,
+		running: map[string]*answer{},
 	}
 }
 
@@ -77,15 +81,18 @@ func (n *names) lookup(ctx context.Context, host string, places chan struct{}) (
 	if a == nil {
 		select {
 		case places <- struct{}{}:
-			defer func() { <-places }()
 		case <-ctx.Done():
 			return nil, apierror.New(apierror.TooManyOpen,
 				"the sandbox looks up %d names at the moment; try again", maxSandboxLookups)
 		}
 		var first bool
 		if a, first = n.find(host, true); first {
-			n.run(a, host)
-			return a.addrs, a.err
+			n.lookups.Go(func() {
+				defer func() { <-places }()
+				n.run(a, host)
+			})
+		} else {
+			<-places
 		}
 	}
 	select {
@@ -141,6 +148,7 @@ func (n *names) ask(ctx context.Context, host string) ([]netip.Addr, *apierror.E
 		return nil, apierror.New(apierror.Overloaded,
 			"the egress gateway looks up too many names at the moment; try again")
 	}
+	n.counted.Inc()
 	addrs, err := n.resolver.LookupNetIP(ctx, "ip", host+".") // with the dot no search domain is tried
 	var missing *net.DNSError
 	switch {

@@ -3,12 +3,14 @@ package egress
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/berth-sandbox/berth/extproc/socket"
 	"github.com/berth-sandbox/berth/extproc/wire"
 	"github.com/berth-sandbox/berth/internal/options"
+	"github.com/berth-sandbox/berth/internal/rate"
 	"github.com/berth-sandbox/berth/internal/wait"
 )
 
@@ -29,6 +32,13 @@ type Options struct {
 	Fresh func() bool
 	// MaxOpen bounds the requests of one sandbox in progress. Default 1,024.
 	MaxOpen int
+	// MaxRate bounds the requests of one sandbox per second, those that are refused too: see rate.PerSecond. 0: no limit.
+	MaxRate float64
+	// Ask has the allocator asked about a sandbox that is not known. It reports false if it cannot be asked. Answered
+	// must follow. Optional. It must not block.
+	Ask func(id string) bool
+	// Metrics takes the metrics of this package. Optional.
+	Metrics prometheus.Registerer
 	Log     *zap.Logger
 }
 
@@ -36,8 +46,12 @@ type Options struct {
 type Server struct {
 	o           Options
 	maxOpen     int
+	rate        rate.Limit
+	began       time.Time   // of the clock of rate
 	log         *zap.Logger // with a bound on lines
 	names       *names
+	asks        asks
+	metrics     metrics
 	connections *socket.Connections
 	transport   *h2.Server
 	messages    sync.Pool // of *wire.Request
@@ -50,8 +64,21 @@ func New(o Options) (*Server, error) {
 	if err := options.Require(o, "Socket", "Resolver", "Fresh", "Log"); err != nil {
 		return nil, err
 	}
-	s := &Server{o: o, maxOpen: cmp.Or(o.MaxOpen, 1024), log: sampled(o.Log), names: newNames(o.Resolver)}
-	s.table = table{all: map[string]*entry{}, at: map[netip.Addr][]*entry{}, cut: map[*request]struct{}{}}
+	if o.MaxOpen < 0 {
+		return nil, fmt.Errorf("egress: Options.MaxOpen %d: must be 1 or more, or 0 for 1,024", o.MaxOpen)
+	}
+	if err := rate.Check(o.MaxRate); err != nil {
+		return nil, fmt.Errorf("egress: Options.MaxRate %v: %w", o.MaxRate, err)
+	}
+	s := &Server{
+		o: o, maxOpen: cmp.Or(o.MaxOpen, 1024), rate: rate.PerSecond(o.MaxRate), began: time.Now(), log: sampled(o.Log),
+		asks: asks{ask: o.Ask, began: time.Now(), pending: map[string]chan struct{}{}},
+	}
+	s.table = table{all: map[string]*entry{}, at: map[netip.Addr][]*entry{}, epochs: []*epoch{{}}}
+	if err := s.metrics.register(o.Metrics, &s.table); err != nil {
+		return nil, fmt.Errorf("egress: register metrics: %w", err)
+	}
+	s.names = newNames(o.Resolver, s.metrics.lookups)
 	s.connections = socket.NewConnections(s.log)
 	s.messages.New = func() any { return new(wire.Request) }
 	s.transport = h2.NewServer(map[string]h2.Handler{extprocv3.ExternalProcessor_Process_FullMethodName: s})
@@ -63,13 +90,18 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	return socket.Listen(ctx, s.o.Socket)
 }
 
-// staleEvery is how often the server looks whether it is fresh.
-const staleEvery = 250 * time.Millisecond
+const (
+	// staleEvery is how often the server looks whether it is fresh.
+	staleEvery = 250 * time.Millisecond
+	// endedEvery is how often a server that stops looks whether all requests have ended.
+	endedEvery = 5 * time.Millisecond
+)
 
 // Serve answers on l until Stop, and then returns nil. It is called once.
 func (s *Server) Serve(l net.Listener) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	var watching sync.WaitGroup
+	defer s.names.lookups.Wait()
 	defer watching.Wait()
 	defer cancel()
 	watching.Go(func() { s.watch(ctx) })
@@ -81,9 +113,7 @@ func (s *Server) watch(ctx context.Context) {
 	for wait.Sleep(ctx, staleEvery) {
 		if !s.o.Fresh() {
 			// A request is admitted under the lock, by the same question: none is admitted after this.
-			ctx, cancel := context.WithTimeout(ctx, staleEvery)
-			_ = s.table.change(ctx, "", s.table.everything) // what has not ended then is cut already
-			cancel()
+			s.table.change(s.table.everything)
 		}
 	}
 }
@@ -94,12 +124,16 @@ func (s *Server) Connections() int { return s.connections.Open() }
 // Stop refuses all requests, cuts those in progress, and ends the server when they have ended, or when ctx ends. It
 // must be called once.
 func (s *Server) Stop(ctx context.Context) {
-	err := s.table.change(ctx, "", func() []*request {
+	s.table.change(func() []*request {
 		s.table.shut = true
 		return s.table.everything()
 	})
-	if err != nil {
-		s.log.Warn("egress: the router ends before its requests; Envoy cuts them with the connection", zap.Error(err))
+	for s.Unended() > 0 {
+		if !wait.Sleep(ctx, endedEvery) {
+			s.log.Warn("egress: the router ends before its requests; Envoy cuts them with the connection",
+				zap.Int("open", s.Unended()))
+			break
+		}
 	}
 	s.transport.Stop()
 }
@@ -121,7 +155,7 @@ func (s *Server) Now(message []byte, _ string) (h2.Reply, h2.Later) {
 	q := read(m.Headers)
 	d, decided := s.decide(context.Background(), &q, false)
 	if decided && d.log == nil {
-		return d.reply(), nil
+		return s.reply(&d), nil
 	}
 	return h2.Reply{}, func(ctx context.Context, _ func([]byte) error) h2.Reply {
 		if !decided {
@@ -130,15 +164,17 @@ func (s *Server) Now(message []byte, _ string) (h2.Reply, h2.Later) {
 		if d.log != nil {
 			d.log()
 		}
-		return d.reply()
+		return s.reply(&d)
 	}
 }
 
-// reply returns the reply of a decision.
-func (d *decision) reply() h2.Reply {
+// reply counts a decision and returns its reply.
+func (s *Server) reply(d *decision) h2.Reply {
 	if r := d.admitted; r != nil {
+		s.metrics.admitted.Inc()
 		return h2.Reply{Message: d.answer(), Open: r, Ending: &r.ending}
 	}
+	s.metrics.requests.WithLabelValues(string(d.refusal.Reason)).Inc()
 	answer, err := refused(d.refusal)
 	if err != nil {
 		return h2.Reply{Status: codes.Internal, Text: err.Error()}

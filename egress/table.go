@@ -1,13 +1,13 @@
 package egress
 
 import (
-	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -62,7 +62,10 @@ type entry struct {
 	open   int // requests that are deciding, admitted or cut
 	admits map[*request]struct{}
 	counts Counts
-	seen   map[audited]struct{}
+	// admittedTo and refusedTo are the destinations that the log has.
+	admittedTo, refusedTo map[audited]struct{}
+	// full is when the bucket of the sandbox is full: see rate.Limit.
+	full time.Duration
 	// lookups has a place for each look-up of the sandbox that may run at one time.
 	lookups chan struct{}
 }
@@ -76,20 +79,30 @@ type request struct {
 	dest        policy.Dest
 	addr        netip.Addr // where it goes
 	ending      h2.Ending
-	// ended is closed when the request has ended. It is nil until the request is cut. The lock of the table guards it.
-	ended chan struct{}
+	cut         *epoch // in which it was cut; nil: it was not. The lock of the table guards it.
 }
 
-// Ended ends a request. An end by this process closes the connection to Envoy, by which Envoy ends the request, too.
-func (r *request) Ended(bool) {
+// Ended ends a request. After an end by this process it is not known when Envoy reads that, so the request counts as
+// one that has not ended.
+func (r *request) Ended(byPeer bool) {
 	r.table.mu.Lock()
 	defer r.table.mu.Unlock()
 	delete(r.of.admits, r)
 	r.of.open--
-	if r.ended != nil {
-		delete(r.table.cut, r)
-		close(r.ended)
+	if !byPeer {
+		return
 	}
+	r.table.unended--
+	if r.cut != nil {
+		r.cut.left--
+		r.table.advance()
+	}
+}
+
+// epoch is what was cut between one barrier and the next one.
+type epoch struct {
+	left int // requests that have not ended
+	done func()
 }
 
 // table has all sandboxes.
@@ -99,8 +112,20 @@ type table struct {
 	shut  bool // nothing more is admitted
 	all   map[string]*entry
 	at    map[netip.Addr][]*entry
-	// cut has the requests that were cut and have not ended, of sandboxes that are gone, too.
-	cut map[*request]struct{}
+	// unended is how many requests were admitted and have not ended, of sandboxes that are gone, too.
+	unended int
+	// cuts is how many were ever cut.
+	cuts uint64
+	// epochs are those whose barrier waits, in their order, and the present one.
+	epochs []*epoch
+}
+
+// advance calls what waits for the end of requests that have ended.
+func (t *table) advance() {
+	for len(t.epochs) > 1 && t.epochs[0].left == 0 {
+		t.epochs[0].done()
+		t.epochs = t.epochs[1:]
+	}
 }
 
 // put adds a sandbox or replaces it, and returns the requests that may not go on.
@@ -109,7 +134,7 @@ func (t *table) put(s Sandbox) (victims []*request) {
 	if e == nil || !e.isPod(&s) {
 		victims = t.remove(s.ID)
 		e = &entry{
-			Sandbox: s, admits: map[*request]struct{}{}, seen: map[audited]struct{}{},
+			Sandbox: s, admits: map[*request]struct{}{}, admittedTo: map[audited]struct{}{}, refusedTo: map[audited]struct{}{},
 			lookups: make(chan struct{}, maxSandboxLookups),
 		}
 		t.all[s.ID] = e
@@ -157,61 +182,53 @@ func (t *table) everything() (victims []*request) {
 	return victims
 }
 
-// change changes the table, cuts the requests that change returns, and waits until they have ended. It also waits for
-// those that an earlier change of the sandbox has cut, or of any sandbox if id is empty.
-func (t *table) change(ctx context.Context, id string, change func() (victims []*request)) error {
+// change changes the table, and cuts the requests that change returns.
+func (t *table) change(change func() (victims []*request)) {
 	t.mu.Lock()
-	for _, r := range change() {
-		if r.ended == nil {
-			r.ended = make(chan struct{})
-			t.cut[r] = struct{}{}
-		}
-	}
-	var victims []*request
-	for r := range t.cut {
-		if id == "" || r.id == id {
-			victims = append(victims, r)
+	victims := change()
+	present := t.epochs[len(t.epochs)-1]
+	for _, r := range victims {
+		if r.cut == nil {
+			r.cut = present
+			present.left++
+			t.cuts++
 		}
 	}
 	t.mu.Unlock()
 	for _, r := range victims {
 		r.ending.End(codes.Aborted, "the sandbox may not do this any more")
 	}
-	for i, r := range victims {
-		select {
-		case <-r.ended:
-		case <-ctx.Done():
-			return fmt.Errorf("%d requests at the egress gateway have not ended: %w", len(victims)-i, ctx.Err())
-		}
-	}
-	return nil
 }
 
-// Set adds a sandbox, or replaces what is known of it. It returns nil when each request has ended that the new rules
-// refuse, or that another incarnation or address of the sandbox has begun. The change holds also if ctx ends before.
-func (s *Server) Set(ctx context.Context, sandbox Sandbox) error {
+// Set adds a sandbox, or replaces what is known of it. Requests are cut that the new rules refuse, or that belong to
+// another incarnation or address of the sandbox.
+func (s *Server) Set(sandbox Sandbox) error {
 	if err := sandbox.Check(); err != nil {
 		return err
 	}
-	return s.table.change(ctx, sandbox.ID, func() []*request { return s.table.put(sandbox) })
+	s.table.change(func() []*request { return s.table.put(sandbox) })
+	return nil
 }
 
-// Forget removes a sandbox. It returns nil when all its requests have ended.
-func (s *Server) Forget(ctx context.Context, id string) error {
-	return s.table.change(ctx, id, func() []*request { return s.table.remove(id) })
+// Forget removes a sandbox, and cuts its requests.
+func (s *Server) Forget(id string) {
+	s.table.change(func() []*request { return s.table.remove(id) })
 }
 
-// Replace makes these all sandboxes that there are. Until its first call every request is refused. It returns nil when
-// each request has ended that may not go on.
-func (s *Server) Replace(ctx context.Context, all []Sandbox) error {
+// Replace makes these all sandboxes that there are, and cuts the requests that may not go on. Until its first call
+// every request is refused.
+func (s *Server) Replace(all []Sandbox) error {
 	known := make(map[string]bool, len(all))
 	for i := range all {
 		if err := all[i].Check(); err != nil {
 			return err
 		}
+		if known[all[i].ID] {
+			return fmt.Errorf("sandbox %s: it is there twice", sandboxid.Short(all[i].ID))
+		}
 		known[all[i].ID] = true
 	}
-	return s.table.change(ctx, "", func() (victims []*request) {
+	s.table.change(func() (victims []*request) {
 		for id := range s.table.all {
 			if !known[id] {
 				victims = append(victims, s.table.remove(id)...)
@@ -223,6 +240,41 @@ func (s *Server) Replace(ctx context.Context, all []Sandbox) error {
 		s.table.ready = true
 		return victims
 	})
+	return nil
+}
+
+// Barrier calls done once all requests that were cut before have ended at Envoy, in the order of the barriers. If
+// several are due together it may call the newest only. done must not block, and must not call the Server.
+func (s *Server) Barrier(done func()) {
+	t := &s.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := len(t.epochs)
+	if n > 1 && t.epochs[n-1].left == 0 { // it waits for what the one before waits for
+		t.epochs[n-2].done = done
+		return
+	}
+	t.epochs[n-1].done = done
+	t.epochs = append(t.epochs, &epoch{})
+	t.advance()
+}
+
+// Unended returns how many requests were admitted and are not known to have ended at Envoy.
+func (s *Server) Unended() int {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	return s.table.unended
+}
+
+// Sandboxes returns what the router knows.
+func (s *Server) Sandboxes() []Sandbox {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	all := make([]Sandbox, 0, len(s.table.all))
+	for _, e := range s.table.all {
+		all = append(all, e.Sandbox)
+	}
+	return all
 }
 
 // Counts returns the numbers of a sandbox, and false if it is not known.

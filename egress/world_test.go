@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -198,10 +199,42 @@ func newWorld(t testing.TB, patches ...func(*bootstrapv3.Bootstrap)) *world {
 	serving.Go(func() { assert.NoError(t, w.router.Serve(l)) })
 	t.Cleanup(func() { w.router.Stop(within(t)); serving.Wait() })
 	w.gateway = startEnvoy(t, socket, caFile(t, w.secure), patches...)
-	require.NoError(t, w.router.Replace(within(t), []egress.Sandbox{
+	require.NoError(t, w.replace([]egress.Sandbox{
 		sandbox(t, "abc", abcAddr, w.ports), sandbox(t, "def", defAddr, w.ports),
 	}))
 	return w
+}
+
+// ended waits until all requests have ended that were cut.
+func (w *world) ended(ctx context.Context) error {
+	done := make(chan struct{})
+	w.router.Barrier(func() { close(done) })
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%d requests: %w", w.router.Unended(), ctx.Err())
+	}
+}
+
+// set, forget and replace change what the router knows, and wait for the end of what they cut.
+func (w *world) set(s egress.Sandbox) error {
+	if err := w.router.Set(s); err != nil {
+		return err
+	}
+	return w.ended(within(w))
+}
+
+func (w *world) forget(id string) error {
+	w.router.Forget(id)
+	return w.ended(within(w))
+}
+
+func (w *world) replace(all []egress.Sandbox) error {
+	if err := w.router.Replace(all); err != nil {
+		return err
+	}
+	return w.ended(within(w))
 }
 
 // within returns a context for what must happen soon, also at the end of a test.
@@ -367,7 +400,7 @@ func runRouter(socket string) {
 	if err != nil {
 		panic(err)
 	}
-	err = router.Replace(context.Background(), []egress.Sandbox{{
+	err = router.Replace([]egress.Sandbox{{
 		ID: "abc", Addr: netip.MustParseAddr(abcAddr), TokenHash: sha256.Sum256([]byte("token-abc")),
 		Policy: policy.Policy{Ports: []uint16{uint16(port)}, Reach: reach},
 	}})

@@ -189,6 +189,8 @@ func functions() template.FuncMap {
 		// connectionBuffer bounds what Envoy keeps for a peer that does not read. Bodies of 64 KB and
 		// more cost a fifth less CPU than with 32 KB, and more than this saves nothing.
 		"connectionBuffer": value(128 << 10),
+		// egressBuffer is the same at an egress gateway, where one sandbox may have 1,024 tunnels, of two connections each.
+		"egressBuffer": value(32 << 10),
 		// maxHeaders bounds the number of headers of a request and of an answer.
 		"maxHeaders": value(200),
 		// Other pages of the admin interface can change Envoy or show data of clients.

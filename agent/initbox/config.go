@@ -15,7 +15,7 @@ const (
 	MaxValues = 256 << 10
 	// MaxEntries bounds the number of Envs, Secrets and Files together.
 	MaxEntries = 1000
-	// maxID bounds SandboxID, AccessToken, DefaultUser and Workdir. maxPath bounds a path.
+	// maxID bounds SandboxID, AccessToken, DefaultUser, Workdir and Proxy. maxPath bounds a path.
 	maxID   = 1024
 	maxPath = 4096
 )
@@ -40,6 +40,9 @@ type Config struct {
 	DefaultUser string `json:"defaultUser,omitempty"`
 	// Workdir is where processes start that name no directory. Empty: the home of their user.
 	Workdir string `json:"workdir,omitempty"`
+	// Proxy is the URL of the egress gateway with the credential of the sandbox, in variables of every process that the
+	// agent starts. Envs win over them. It is in no archive. Empty: there is none.
+	Proxy string `json:"proxy,omitempty"`
 	// Stopped: the sandbox was stopped, and its agent has restored its files. Envs, Secrets, Files, DefaultUser and
 	// Workdir are those of the configuration that was in the archive. They must not be set.
 	Stopped bool `json:"stopped,omitempty"`
@@ -67,6 +70,7 @@ func (c *Config) Check() error {
 	}
 	for _, f := range []struct{ name, value string }{
 		{"sandboxID", c.SandboxID}, {"accessToken", c.AccessToken}, {"defaultUser", c.DefaultUser}, {"workdir", c.Workdir},
+		{"proxy", c.Proxy},
 	} {
 		if err := text(f.name, f.value, maxID); err != nil {
 			return err

@@ -261,6 +261,24 @@ func TestVariablesOfTheCallWinOverThoseOfTheSandbox(t *testing.T) {
 	require.Equal(t, "agent sandbox call secret true abc "+s.sandbox.Own().Name+" []\n", s.start(t.Context(), r).wait())
 }
 
+func TestProxyIsInTheVariablesOfEachProcess(t *testing.T) {
+	const proxy = "http://abc:token@10.96.0.9:3128"
+	t.Setenv("HTTP_PROXY", "http://of-the-image:1")
+	s := serve(t)
+	all := func(envs map[string]string) string {
+		r := command("echo $HTTP_PROXY $http_proxy $HTTPS_PROXY $https_proxy $NO_PROXY $no_proxy [$NODE_USE_ENV_PROXY]")
+		r.Process.Envs = envs
+		return strings.TrimSpace(s.start(t.Context(), r).wait())
+	}
+	require.Equal(t, "http://of-the-image:1 []", all(nil))
+	s.sandbox.config.Proxy = proxy
+	none := "localhost,127.0.0.1,::1"
+	require.Equal(t, strings.Join([]string{proxy, proxy, proxy, proxy, none, none, "[1]"}, " "), all(nil))
+	s.sandbox.config.Envs = map[string]string{"https_proxy": "of-the-claim"}
+	require.Equal(t, strings.Join([]string{proxy, "of-the-call", proxy, "of-the-claim", none, none, "[1]"}, " "),
+		all(map[string]string{"http_proxy": "of-the-call"}))
+}
+
 func TestDirectoriesAreRelativeToTheHome(t *testing.T) {
 	home, work := t.TempDir(), t.TempDir()
 	t.Setenv("HOME", home)

@@ -85,7 +85,7 @@ func check(r *processpb.StartRequest) error {
 	return err
 }
 
-// environment returns the variables of a process: of the agent, its account, the sandbox and the call.
+// environment returns the variables of a process: of the agent, its account, the proxy, the sandbox and the call.
 // Later ones win.
 func environment(
 	own []string, account accounts.Account, config *initbox.Config, call map[string]string, terminal bool,
@@ -100,6 +100,9 @@ func environment(
 		}
 	}
 	env["HOME"], env["USER"], env["LOGNAME"] = account.Home, account.Name, account.Name
+	if config != nil && config.Proxy != "" {
+		proxied(env, config.Proxy)
+	}
 	if config != nil {
 		// E2B's sandboxes have these two.
 		env["E2B_SANDBOX"], env["E2B_SANDBOX_ID"] = "true", config.SandboxID
@@ -113,6 +116,16 @@ func environment(
 		env[name] = value
 	}
 	return env
+}
+
+// proxied sets the variables by which programs find a proxy. Some read names in upper case only, others in lower case
+// only. Node.js reads them if the last one is set.
+func proxied(env map[string]string, proxy string) {
+	const local = "localhost,127.0.0.1,::1"
+	for name, value := range map[string]string{"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": local} {
+		env[name], env[strings.ToLower(name)] = value, value
+	}
+	env["NODE_USE_ENV_PROXY"] = "1"
 }
 
 // list returns variables in the form of execve(2), sorted.

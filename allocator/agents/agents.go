@@ -61,6 +61,10 @@ type Options struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Leads reports whether this process certainly holds the lease. Required.
 	Leads func() bool
+	// EgressProxy is the address of the egress gateway, http://<host>:<port>. Optional: without it no agent is configured
+	// whose pod reaches nothing else. Lookup looks up its host. Optional: the default asks the resolver of this machine.
+	EgressProxy string
+	Lookup      func(ctx context.Context, host string) ([]netip.Addr, error)
 }
 
 // Caller calls agents. Its methods may be called concurrently.
@@ -70,6 +74,7 @@ type Caller struct {
 	// Run asks the expected agents for their keys, and known has what seals for them.
 	expected chan idle
 	known    *lru.Cache[incarnation, *initbox.Peer]
+	proxy    *proxy // nil: there is no egress gateway
 }
 
 // New returns a Caller, or an error that names the missing options.
@@ -84,8 +89,12 @@ func New(o Options) (*Caller, error) {
 	if err != nil {
 		return nil, err
 	}
+	proxy, err := newProxy(o.EgressProxy, o.Lookup)
+	if err != nil {
+		return nil, err
+	}
 	known, err := lru.New[incarnation, *initbox.Peer](maxKnown)
-	return &Caller{o, sealer, make(chan idle, maxExpected), known}, err
+	return &Caller{o, sealer, make(chan idle, maxExpected), known, proxy}, err
 }
 
 // SealerOf returns the sealer of the cluster with this key.
@@ -100,8 +109,12 @@ func (c *Caller) Configure(ctx context.Context, s core.Sandbox, values *Values) 
 	if values == nil || s.Archive != "" {
 		values = &Values{}
 	}
+	proxy, err := c.proxyOf(ctx, s)
+	if err != nil {
+		return err
+	}
 	config := &initbox.Config{
-		SandboxID: s.ID, AccessToken: c.o.Key.Secret(s.ID).AgentToken(s.ID), Public: s.Agent.Public,
+		SandboxID: s.ID, AccessToken: c.o.Key.Secret(s.ID).AgentToken(s.ID), Public: s.Agent.Public, Proxy: proxy,
 		Envs: values.Envs, Secrets: values.Secrets, Files: values.Files, Stopped: s.Archive != "",
 	}
 	before := incarnation{s.Pod.Whole(), s.Restarts}

@@ -48,9 +48,12 @@ func (c *Caller) Expect(p *core.Pod) {
 	}
 }
 
-// Run asks the expected agents for their keys until ctx ends. It is called once.
+// Run asks the expected agents for their keys, and looks up the egress gateway, until ctx ends. It is called once.
 func (c *Caller) Run(ctx context.Context) {
 	var all sync.WaitGroup
+	if c.proxy != nil {
+		all.Go(func() { c.proxy.keep(ctx) })
+	}
 	for range keyCalls {
 		all.Go(func() {
 			for {

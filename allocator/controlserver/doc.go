@@ -13,9 +13,11 @@
 //   - A router that is too slow for its queue is cut off, and gets a snapshot when it joins
 //     again. It never blocks another router.
 //   - A pong, a snapshot or the answer to a question is sent only while the lease is certainly held.
-//   - Each router gets all API keys after its snapshot and before its first pong, and again all of them
+//   - Each ingress router gets all API keys after its snapshot and before its first pong, and again all of them
 //     after each change. So a router that serves routes has the keys that were valid at its join, or
 //     newer ones.
+//   - An egress router gets what sandboxes may reach, and the hash of their token for the gateway. It gets no key, and
+//     nothing else that opens a sandbox.
 //   - Each joined stream submits exactly one core.SessionJoined and one core.SessionLeft.
 //   - A report of deaths is submitted as a whole or not at all.
 //

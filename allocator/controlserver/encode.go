@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
@@ -18,7 +19,7 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 	case core.SendSnapshot:
 		s.push(e.Stream, s.snapshot(term, e)...)
 	case core.SendRoute:
-		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Route{Route: s.route(&e.Sandbox)}})
+		s.push(e.Stream, &controlv1.AllocatorMessage{Term: term, Sequence: e.Sequence, Message: &controlv1.AllocatorMessage_Route{Route: s.route(e.Stream, &e.Sandbox)}})
 	case core.SendRelease:
 		release := &controlv1.Release{SandboxIds: e.IDs}
 		for _, end := range e.Ends {
@@ -33,9 +34,9 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		r := &controlv1.Resolved{SandboxId: e.ID}
 		switch {
 		case e.Sandbox != nil:
-			r.Answer = &controlv1.Resolved_Route{Route: s.route(e.Sandbox)}
+			r.Answer = &controlv1.Resolved_Route{Route: s.route(e.Stream, e.Sandbox)}
 		case e.Sleeper != nil:
-			r.Answer = &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Route: s.route(e.Sleeper), Wakeable: e.Sleeper.Wakeable, Busy: e.Busy}}
+			r.Answer = &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Route: s.route(e.Stream, e.Sleeper), Wakeable: e.Sleeper.Wakeable, Busy: e.Busy}}
 		case e.Starting:
 			r.Answer = starting(e.Hold)
 		case e.Gone:
@@ -77,11 +78,13 @@ func (s *Server) snapshot(term uint64, e core.SendSnapshot) []*controlv1.Allocat
 	var parts []*controlv1.AllocatorMessage
 	rest := e.Routes
 	for {
-		n := min(len(rest), snapshotPart)
-		part := &controlv1.Snapshot{Routes: make([]*controlv1.Route, 0, n), Last: n == len(rest)}
-		for i := range rest[:n] {
-			part.Routes = append(part.Routes, s.route(&rest[i]))
+		part, size := &controlv1.Snapshot{Routes: make([]*controlv1.Route, 0, min(len(rest), snapshotPart))}, 0
+		for n := 0; n < min(len(rest), snapshotPart) && size < snapshotBytes; n++ {
+			route := s.route(e.Stream, &rest[n])
+			part.Routes, size = append(part.Routes, route), size+proto.Size(route)
 		}
+		n := len(part.Routes)
+		part.Last = n == len(rest)
 		m := &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Snapshot{Snapshot: part}}
 		parts = append(parts, m)
 		if rest = rest[n:]; len(rest) == 0 {
@@ -122,7 +125,11 @@ func (s *Server) keys(term uint64) ([]*controlv1.AllocatorMessage, <-chan struct
 	return messages, changed
 }
 
-func (s *Server) route(sb *core.Sandbox) *controlv1.Route {
+// route is what the router of a stream gets of a sandbox. What opens a sandbox is not for egress routers.
+func (s *Server) route(stream uint64, sb *core.Sandbox) *controlv1.Route {
+	if s.isEgress(stream) {
+		return &controlv1.Route{SandboxId: sb.ID, PodIp: sb.IP.String(), Pool: sb.Pool.Name, Egress: s.egress(sb)}
+	}
 	r := &controlv1.Route{
 		SandboxId: sb.ID, PodIp: sb.IP.String(), DefaultPort: uint32(sb.DefaultPort), Ports: ports(sb.Ports),
 		MinBytesPerMinute: sb.MinBytes, Access: controlv1.Access(sb.Access), MaskHost: sb.MaskHost, HttpsPorts: ports(sb.HTTPSPorts),
@@ -137,6 +144,20 @@ func (s *Server) route(sb *core.Sandbox) *controlv1.Route {
 		r.AccessSecret = secret[:]
 	}
 	return r
+}
+
+// egress is what an egress router gets of a sandbox. A Join of one is refused without an access key.
+func (s *Server) egress(sb *core.Sandbox) *controlv1.Egress {
+	hash := sha256.Sum256([]byte(s.o.AccessKey.EgressToken(sb.ID, sb.Incarnation)))
+	e := &controlv1.Egress{Claim: rules(sb.Network), Incarnation: uint64(sb.Incarnation), TokenHash: hash[:]}
+	if pool := sb.PoolEgress; pool != nil {
+		e.Pool, e.Ports = rules(pool.EgressRules), ports(pool.Ports)
+	}
+	return e
+}
+
+func rules(r core.EgressRules) *controlv1.EgressRules {
+	return &controlv1.EgressRules{Allow: r.Allow, Deny: r.Deny}
 }
 
 func starting(hold time.Duration) *controlv1.Resolved_Starting {

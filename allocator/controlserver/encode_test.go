@@ -97,18 +97,18 @@ func TestRouteHasTheTermsOfTheClaim(t *testing.T) {
 		SandboxId: "k3x9", PodIp: "10.0.0.1", DefaultPort: 8080, Access: controlv1.Access_ACCESS_TEAM, Team: "a",
 		MaskHost: "localhost:${PORT}", HttpsPorts: []uint32{443, 8443}, Pool: "python",
 	}
-	require.True(t, proto.Equal(want, s.route(&sb)), "without a key no credential is valid")
+	require.True(t, proto.Equal(want, s.route(0, &sb)), "without a key no credential is valid")
 	s.o.AccessKey = key
 	secret := key.Secret("k3x9")
 	want.AccessSecret = secret[:]
-	require.True(t, proto.Equal(want, s.route(&sb)))
+	require.True(t, proto.Equal(want, s.route(0, &sb)))
 	sb.Access = core.AccessToken
-	require.Equal(t, controlv1.Access_ACCESS_TOKEN, s.route(&sb).GetAccess())
-	require.NotContains(t, s.route(&sb).String(), key.Token("k3x9"))
-	require.Empty(t, s.route(&sb).GetTeam(), "no key opens it")
+	require.Equal(t, controlv1.Access_ACCESS_TOKEN, s.route(0, &sb).GetAccess())
+	require.NotContains(t, s.route(0, &sb).String(), key.Token("k3x9"))
+	require.Empty(t, s.route(0, &sb).GetTeam(), "no key opens it")
 	sb.Access = core.AccessPublic
-	require.Nil(t, s.route(&sb).GetAccessSecret())
-	require.Equal(t, controlv1.Access_ACCESS_PUBLIC, s.route(&sb).GetAccess())
+	require.Nil(t, s.route(0, &sb).GetAccessSecret())
+	require.Equal(t, controlv1.Access_ACCESS_PUBLIC, s.route(0, &sb).GetAccess())
 }
 
 func TestDeliverIgnoresOtherEffects(t *testing.T) {
@@ -152,6 +152,36 @@ func TestSnapshotPartFitsTheGRPCLimit(t *testing.T) {
 		e.Routes[i] = longest
 	}
 	require.Less(t, proto.Size(newServer(t, zap.NewNop()).snapshot(1, e)[0]), 2<<20)
+}
+
+func TestSnapshotOfTheLongestRulesFitsTheGRPCLimit(t *testing.T) {
+	rules := core.EgressRules{Allow: make([]string, 256), Deny: make([]string, 256)}
+	for i := range rules.Allow {
+		rules.Allow[i], rules.Deny[i] = strings.Repeat("x", 1024), strings.Repeat("y", 1024)
+	}
+	run(t, func(w *world) {
+		w.o.AccessKey = accessKey(t)
+		stream := w.open()
+		require.NoError(t, stream.Send(egressJoin()))
+		joined, ok := w.leader.seen()[0].(core.SessionJoined)
+		require.True(t, ok)
+		e := core.SendSnapshot{Stream: joined.Stream, Sequence: 1}
+		for i := range 9 {
+			sb := sandbox(strings.Repeat("a", i+1))
+			sb.Agent = core.Agent{Port: 49983, Egress: true}
+			sb.PoolEgress = &core.PoolEgress{EgressRules: rules}
+			e.Routes = append(e.Routes, sb)
+		}
+		require.True(t, w.Deliver(7, e))
+		routes := 0
+		for last := false; !last; {
+			m, err := stream.Recv() // of a client with the default limit
+			require.NoError(t, err)
+			routes, last = routes+len(m.GetSnapshot().GetRoutes()), m.GetSnapshot().GetLast()
+			require.Less(t, proto.Size(m), 2<<20)
+		}
+		require.Equal(t, 9, routes)
+	})
 }
 
 // Invariant: P15

@@ -43,7 +43,10 @@ func (s *Server) check(leader Leader, join *controlv1.Join) error {
 	if err := checkID("join.router_id", join.GetRouterId()); err != nil {
 		return err
 	}
-	if theirs := join.GetMaxStaleNanos(); theirs == 0 || theirs > uint64(MaxMaxStale) {
+	if err := s.checkEgress(join); err != nil {
+		return err
+	}
+	if theirs := join.GetMaxStaleNanos(); join.GetEgressMaxStaleNanos() == 0 && (theirs == 0 || theirs > uint64(MaxMaxStale)) {
 		return status.Errorf(codes.InvalidArgument, "join.max_stale_nanos %d: must be 1 to %d (%v): lower --max-stale of the router", theirs, MaxMaxStale, MaxMaxStale)
 	}
 	if err := checkSecret("join.gateway_hash", join.GetGatewayHash()); err != nil {
@@ -59,9 +62,37 @@ func (s *Server) check(leader Leader, join *controlv1.Join) error {
 		return err
 	}
 	if earlier != "" {
-		leader.Submit(core.EarlierSeen{Journal: earlier, MaxStale: time.Duration(join.GetMaxStaleNanos())})
+		leader.Submit(core.EarlierSeen{Journal: earlier, MaxStale: maxStaleOf(join)})
 	}
 	return nil
+}
+
+// minEgressStale is the least max-stale of an egress router. Its Envoy ends what a router that hangs has admitted within
+// 15 s (envoy.EgressRouterLoss), and the session must not expire before that.
+const minEgressStale = 20 * time.Second
+
+// checkEgress checks what only egress routers say.
+func (s *Server) checkEgress(join *controlv1.Join) error {
+	theirs := join.GetEgressMaxStaleNanos()
+	switch {
+	case theirs == 0:
+		return nil
+	case join.GetMaxStaleNanos() != 0:
+		return status.Errorf(codes.InvalidArgument, "join.max_stale_nanos %d: must be 0 for an egress router", join.GetMaxStaleNanos())
+	case theirs < uint64(minEgressStale) || theirs > uint64(s.o.MaxStale):
+		return status.Errorf(codes.InvalidArgument, "join.egress_max_stale_nanos %d: must be %d (%v) to %d (the %v of the allocators): change --max-stale of the router",
+			theirs, minEgressStale, minEgressStale, s.o.MaxStale, s.o.MaxStale)
+	case len(join.GetGatewayHash()) == 0:
+		return status.Error(codes.InvalidArgument, "join.gateway_hash: must be set for an egress router")
+	case s.o.AccessKey == nil:
+		return status.Error(codes.FailedPrecondition, "the allocators have no access key, which the credentials of sandboxes for the egress gateway are made of: set --access-key-file of the allocators")
+	}
+	return nil
+}
+
+// maxStaleOf is the max-stale of a router of either kind.
+func maxStaleOf(join *controlv1.Join) time.Duration {
+	return time.Duration(join.GetMaxStaleNanos() + join.GetEgressMaxStaleNanos())
 }
 
 // checkSecret checks a secret, or the hash of one. Routers of earlier versions have none.

@@ -29,10 +29,11 @@ const (
 	// than this may cut off every router at once. They rejoin within moments, keep their routes
 	// meanwhile, and get the new ports with the snapshot.
 	queueSize = 8 << 10
-	// snapshotPart is the number of routes in one message: well below gRPC's default limit of 4 MiB
-	// at about 80 bytes each, or 800 bytes with the most ports and the longest host that a claim can
-	// name.
-	snapshotPart = 2_000
+	// snapshotPart is the number of routes in one message, at about 80 bytes each, or 800 bytes with the most ports and
+	// the longest host that a claim can name. With rules for egress a route may have up to 600 KB, so no route is added to
+	// snapshotBytes or more. gRPC's default limit is 4 MiB.
+	snapshotPart  = 2_000
+	snapshotBytes = 1 << 20
 	// keysPart is the number of API keys in one message: at most 110 bytes each.
 	keysPart = 20_000
 	// maxDead bounds the routers that one message may report as dead.
@@ -177,13 +178,13 @@ func (s *Server) Session(rpc rpcStream) error {
 		return err
 	}
 
-	st := s.add()
-	st.egress = join.GetEgress()
+	egress := join.GetEgressMaxStaleNanos() != 0
+	st := s.add(egress)
 	defer s.remove(st)
 	var hash core.Gateway // of an earlier version: zero
 	copy(hash[:], join.GetGatewayHash())
-	router, from, maxStale := join.GetRouterId(), addressOf(rpc.Context()), time.Duration(join.GetMaxStaleNanos())
-	leader.Submit(core.SessionJoined{Session: router, Stream: st.id, From: from, MaxStale: maxStale, Gateway: hash, Egress: join.GetEgress()})
+	router, from, maxStale := join.GetRouterId(), addressOf(rpc.Context()), maxStaleOf(join)
+	leader.Submit(core.SessionJoined{Session: router, Stream: st.id, From: from, MaxStale: maxStale, Gateway: hash, Egress: egress})
 	defer leader.Submit(core.SessionLeft{Session: router, Stream: st.id})
 	s.o.Log.Info("router joined", zap.String("router", router), zap.String("address", from), zap.Duration("maxStale", maxStale))
 	if maxStale > s.o.MaxStale {
@@ -275,7 +276,7 @@ func (s *Server) submit(leader Leader, stream uint64, router string, gateway cor
 		if !leader.Valid() {
 			return errUnsure
 		}
-		leader.Submit(core.SessionGoodbye{Session: router, Stream: stream, Looked: m.Goodbye.GetLooked(), Gateway: gateway})
+		leader.Submit(core.SessionGoodbye{Session: router, Stream: stream, Looked: m.Goodbye.GetLooked(), Gateway: gateway, Egress: s.isEgress(stream)})
 	case *controlv1.RouterMessage_Report:
 		r, err := report(stream, m.Report)
 		if err != nil {
@@ -343,11 +344,11 @@ func (s *Server) send(rpc rpcStream, leader Leader, st *stream) error {
 	}
 }
 
-func (s *Server) add() *stream {
+func (s *Server) add(egress bool) *stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lastID++
-	st := &stream{id: s.lastID, queue: make(chan []*controlv1.AllocatorMessage, queueSize), cut: make(chan struct{})}
+	st := &stream{id: s.lastID, egress: egress, queue: make(chan []*controlv1.AllocatorMessage, queueSize), cut: make(chan struct{})}
 	st.ponged.Store(int64(bootclock.Now()))
 	s.streams[st.id] = st
 	return st
@@ -369,6 +370,14 @@ func (s *Server) remove(st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.streams, st.id)
+}
+
+// isEgress reports whether a stream is that of an egress router.
+func (s *Server) isEgress(id uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.streams[id]
+	return st != nil && st.egress
 }
 
 func (s *Server) push(id uint64, messages ...*controlv1.AllocatorMessage) {

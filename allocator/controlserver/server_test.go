@@ -167,7 +167,7 @@ func TestOnlyTheSlowRouterIsCutOff(t *testing.T) {
 // would also cover the missing one.
 func TestCutStreamGetsNoMoreMessages(t *testing.T) {
 	s := newServer(t, zap.NewNop())
-	st, other := s.add(), s.add()
+	st, other := s.add(false), s.add(false)
 	push := func(st *stream, sequence uint64) {
 		t.Helper()
 		require.True(t, s.Deliver(7, core.SendRelease{Stream: st.id, Sequence: sequence, IDs: []string{"x"}}))

@@ -22,6 +22,8 @@ type (
 	Binding        = fact.Binding
 	Agent          = fact.Agent
 	SleepPolicy    = fact.SleepPolicy
+	EgressRules    = fact.EgressRules
+	PoolEgress     = fact.PoolEgress
 	Access         = fact.Access
 	Phase          = fact.Phase
 	Cause          = fact.Cause

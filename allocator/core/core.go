@@ -65,8 +65,9 @@ type Core struct {
 
 	outbox    *fact.Outbox
 	fences    *fence.Ledger
-	closings  *fence.Ledger // of the sandboxes that are about to sleep
-	idle      *idle.Ledger  // of the running sandboxes and of those that were running until their release
+	closings  *fence.Ledger      // of the sandboxes that are about to sleep
+	ruling    map[string]*ruling // by its name in routers.rulings
+	idle      *idle.Ledger       // of the running sandboxes and of those that were running until their release
 	pods      *pods.Table
 	sandboxes *sandboxes.Table
 	routers   *routers
@@ -98,7 +99,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	cfg.Linger = cmp.Or(cfg.Linger, 25*time.Millisecond)
 	st := &step.Current{Now: now}
 	c := &Core{
-		Current: st, cfg: cfg, started: now, outbox: fact.NewOutbox(cfg.Term, cfg.Linger),
+		Current: st, cfg: cfg, started: now, outbox: fact.NewOutbox(cfg.Term, cfg.Linger), ruling: map[string]*ruling{},
 		fences: fence.New(cfg.ConnectWindow), closings: fence.New(cfg.ConnectWindow), idle: idle.New(cfg.ConnectWindow, cfg.DryRun),
 	}
 	members := member.New(member.Config{Expiry: cfg.expiry, ConnectWindow: cfg.ConnectWindow, ReturnWithin: cfg.DeclareAfter})
@@ -109,7 +110,7 @@ func New(cfg Config, now Instant) (*Core, error) {
 	c.claims = claims.New(st, claims.Config{MaxWaiting: cfg.MaxWaiting, NewID: cfg.NewID, Quarantine: members.Quarantine}, c.outbox, ledger, c.pods, c.sandboxes, c.pools)
 	c.routers = &routers{
 		Current: st, cfg: &c.cfg, outbox: c.outbox, sandboxes: c.sandboxes, fences: c.fences, closings: c.closings, idle: c.idle, members: members,
-		earlierEnds: c.retireQuarantined,
+		earlierEnds: c.retireQuarantined, rulings: fence.New(0),
 	}
 	return c, nil
 }
@@ -175,6 +176,8 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.sandboxes.ObjectGone(ev.ID)
 	case KeepAlive:
 		c.sandboxes.KeepAlive(ev.Token, ev.Scope, ev.ID)
+	case SetNetwork:
+		c.sandboxes.SetNetwork(ev.Token, ev.Scope, ev.ID, ev.Rules)
 	case SetTimeout:
 		c.sandboxes.SetTimeout(ev.Token, ev.Scope, ev.ID, ev.Lifetime, ev.Extend, ev.Wake)
 	case Tick:
@@ -259,6 +262,8 @@ func (c *Core) heedSandboxes(n sandboxes.Notice) {
 		c.claims.Started(n.Sandbox)
 	case sandboxes.Closed:
 		c.startClosing(n.Sandbox)
+	case sandboxes.Ruled:
+		c.sendRules(n.Sandbox, n.Token)
 	case sandboxes.Tired:
 		c.tired(n.Sandbox)
 	case sandboxes.Routed:
@@ -332,6 +337,7 @@ func (c *Core) podSeen(seen Pod) {
 func (c *Core) take() []Effect {
 	c.advanceFences()
 	c.advanceClosings()
+	c.advanceRulings()
 	c.heed()
 	c.adjustPools()
 	c.routers.sendReleases()
@@ -350,6 +356,7 @@ func (c *Core) tick() {
 	c.persistActivity()
 	c.routers.tick()
 	c.tickClosings()
+	c.tickRulings()
 	c.advanceFences()
 	relieve := c.sandboxes.RelieveDue()
 	for _, pool := range c.pools.Sorted() {

@@ -67,6 +67,7 @@ func (c *Core) earlierLives(ev EarlierSeen) {
 	}
 	c.fences.Await(s.ID)
 	c.closings.Await(s.ID)
+	c.routers.rulings.Await(s.ID)
 	for _, pool := range c.pools.Sorted() {
 		c.pods.Quarantine(pool.Group)
 	}

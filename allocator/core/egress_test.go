@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/core/idle"
 )
 
 // egressStale is the max-stale of egress routers, shorter than that of the allocators.
@@ -142,7 +143,13 @@ func TestIdleSandboxWithRulesSleepsAfterTheWindow(t *testing.T) {
 	s.step(Configured{ID: one[Configure](s).Sandbox.ID, OK: true})
 	s.acked("r", 1)
 	s.acked("e", 2)
+	s.step(SessionLeft{Session: "e", Stream: 2})
 	s.pass(idleFor)
+	s.says(s.asks(1), 1)
+	none[SendClose](s) // a router that is away cannot be asked to forget it
+	one[SendResume](s)
+	s.joinEgress("e", 2)
+	s.pass(idle.AskAgain)
 	s.says(s.asks(1), 1)
 	require.Len(t, of[SendClose](s.effects), 2)
 	s.acked("r", 1)
@@ -150,4 +157,63 @@ func TestIdleSandboxWithRulesSleepsAfterTheWindow(t *testing.T) {
 	none[Freeze](s)
 	s.pass(window)
 	one[Freeze](s)
+}
+
+// An allocator of an earlier version writes facts without it, and prunes it from objects.
+// Invariant: I3
+func TestNextLeaderFindsTheRulesInRecordOrObject(t *testing.T) {
+	for name, inObject := range map[string]bool{"the object has it": true, "the record has it": false} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			f := on("a-1", "x")
+			record := f.Subject.(*SandboxFact)
+			shown := record.Sandbox
+			shown.Agent = Agent{Port: 49983, Egress: inObject}
+			record.Agent = Agent{Port: 49983, Egress: !inObject}
+			s.recoverState(State{
+				Pools: []Pool{specA(1)}, Nodes: []string{"n1"}, Pods: []Pod{egressPod("a-1")}, Objects: []Sandbox{shown},
+				Facts: []Fact{f, {Revision: Revision{Term: 1, Counter: 9}, Subject: &SessionFact{ID: "e", MaxStale: egressStale, Egress: true}}},
+			})
+			require.True(t, s.view("x").Agent.Egress)
+			s.release("x")
+			require.Greater(t, s.deletedAfter(key("a-1"), never), egressStale, "it waits for the router of the earlier term")
+		})
+	}
+}
+
+func TestEgressRoutersWakeNothing(t *testing.T) {
+	s, with, _ := egressSim(t)
+	s.joinEgress("e", 2)
+	s.acked("e", 2)
+	s.step(Sleep{Token: 7, Scope: everyTeam, ID: with.ID})
+	s.acked("r", 1)
+	s.acked("e", 2)
+	s.pass(window)
+	s.step(Frozen{ID: with.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
+	s.step(Resolve{Session: "e", Stream: 2, ID: with.ID, Wake: true})
+	none[Thaw](s)
+	none[Write](s)
+}
+
+func TestGoodbyeOfTheOtherKindEndsNoSession(t *testing.T) {
+	s, _, _ := egressSim(t)
+	s.joinEgress("e", 2)
+	s.step(SessionGoodbye{Session: "e", Stream: 9})
+	s.step(SessionGoodbye{Session: "r", Stream: 9, Egress: true})
+	require.Len(t, s.core.routers.members.All(), 2)
+}
+
+func TestRouteListsTheRoutersOfItsSandboxOnly(t *testing.T) {
+	s, with, without := egressSim(t)
+	s.joinEgress("e", 2)
+	s.acked("e", 2)
+	for id, kinds := range map[string][]bool{with.ID: {true, false}, without.ID: {false}} {
+		st, ok := s.core.View().Route(id, everyTeam)
+		require.True(t, ok)
+		var egress []bool
+		for _, r := range st.Routers {
+			egress = append(egress, r.Egress)
+		}
+		require.Equal(t, kinds, egress)
+	}
 }

@@ -143,6 +143,14 @@ type (
 		Extend   bool
 		Wake     bool
 	}
+	// SetNetwork replaces what the claim of a sandbox lets it reach. SandboxCallAnswered comes when every egress router
+	// has the new rules.
+	SetNetwork struct {
+		Token uint64
+		Scope Scope
+		ID    string
+		Rules EgressRules
+	}
 	// Sleep has a sandbox fall asleep. A Token other than 0 comes back in SandboxCallAnswered when it is asleep. Stop has
 	// it stopped then; so it is with one that is asleep.
 	Sleep struct {
@@ -190,6 +198,7 @@ type (
 		Stream  uint64
 		Looked  bool
 		Gateway Gateway
+		Egress  bool
 	}
 	// SessionDead: the router By reports that the process of another router has ended. Gateway is the
 	// hash of the secret that By has shown; zero: none. Later pings of By are answered when the end is
@@ -295,6 +304,7 @@ func (SessionAck) event()     {}
 func (Resolve) event()        {}
 func (KeepAlive) event()      {}
 func (SetTimeout) event()     {}
+func (SetNetwork) event()     {}
 func (Report) event()         {}
 func (Quiesced) event()       {}
 func (Probed) event()         {}

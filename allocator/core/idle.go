@@ -78,6 +78,9 @@ func (c *Core) reapIdle() {
 func (c *Core) decide(v idle.Verdict) {
 	for _, id := range v.Idle {
 		switch s := c.sandboxes.Get(id); {
+		case !c.cfg.DryRun && s.Sleep.WhenIdle && c.sandboxes.CanSleep(s) && c.cannotClose(s) != "": // an egress router is away
+			c.idle.Postpone(id, c.Now.Boot)
+			v.Resume = append(v.Resume, id)
 		case !c.cfg.DryRun && s.Sleep.WhenIdle && c.sandboxes.CanSleep(s):
 			c.sandboxes.Close(s, sandboxes.WhenIdle, 0)
 		case !c.cfg.DryRun:

@@ -2,6 +2,7 @@ package core
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +24,9 @@ type router struct {
 	tracker *lastactive.Tracker
 	// egress: it has the rules of sandboxes instead of routes, and uses none of them.
 	egress bool
+	room   int // of the cache
+	// rules are those that an egress router has, by sandbox.
+	rules map[string]int
 	// gateway is that of its Envoy; zero: it is of an earlier version.
 	gateway Gateway
 	// maxStale is its own: that of the leaders, longer or shorter.
@@ -95,6 +99,7 @@ func (w *world) addRouter(envoy int) *router {
 		id: "router" + strconv.Itoa(len(w.routers)), envoy: envoy, egress: envoy == egressEnvoy, slow: w.draw(2) == 1, looksAt: -1,
 		maxStale: []time.Duration{maxStale, 2 * maxStale, maxStale / 2}[w.draw(3)],
 		gone:     map[string]bool{}, held: map[string]bool{}, over: map[string]bool{}, answers: admission.NewAnswers(),
+		rules: map[string]int{},
 	}
 	if w.draw(4) < 3 {
 		r.gateway = gatewayOf(envoy)
@@ -104,6 +109,7 @@ func (w *world) addRouter(envoy int) *router {
 		size, r.small = 2, true
 	}
 	var err error
+	r.room = size
 	r.cache, err = routecache.New(routecache.Options{
 		Size: size,
 		Now:  func() time.Duration { return r.clock(w.now.Boot) },
@@ -305,7 +311,7 @@ func (w *world) stopRouter(r *router) {
 	nonce := r.ponged
 	r.tracker.Look(context.Background())
 	if r.egress && r.stream != 0 {
-		r.out = append(r.out, SessionGoodbye{Session: r.id, Stream: r.stream, Gateway: r.gateway})
+		r.out = append(r.out, SessionGoodbye{Session: r.id, Stream: r.stream, Gateway: r.gateway, Egress: true})
 	} else if r.stream != 0 {
 		last := w.toReport(r, r.tracker.FinalReportNow(), nonce, false)
 		r.out = append(r.out, last, SessionGoodbye{Session: r.id, Stream: r.stream, Looked: last.Blind == "", Gateway: r.gateway})
@@ -379,6 +385,21 @@ func (w *world) fromRouter(r *router) {
 	}
 }
 
+// replace has the cache keep as many of the routes as it has room for. Which ones, and which it drops first, does not
+// depend on the order of a map, so that a history can be run again.
+func (r *router) replace(routes map[string]routecache.Route) {
+	ids := slices.Sorted(maps.Keys(routes))
+	ids = ids[max(0, len(ids)-r.room):]
+	kept := make(map[string]routecache.Route, len(ids))
+	for _, id := range ids {
+		kept[id] = routes[id]
+	}
+	r.cache.Replace(kept)
+	for _, id := range ids {
+		r.cache.Put(id, routes[id])
+	}
+}
+
 func routeTo(s Sandbox) routecache.Route {
 	return routecache.Route{Addr: s.IP, DefaultPort: s.DefaultPort, Ports: routecache.NewPorts(s.Ports), MinBytes: s.MinBytes}
 }
@@ -416,7 +437,9 @@ func (w *world) toRouter(r *router) {
 			routes[s.ID] = route(s)
 			r.tracker.Expect(s.ID, s.IP, s.MinBytes)
 		}
-		r.cache.Replace(routes)
+		r.replace(routes)
+		clear(r.rules)
+		r.hasRules(e.Routes...)
 		r.tracker.Retain(func(id string) bool { _, ok := routes[id]; return ok })
 		clear(r.held)
 		r.joined, r.everJoined, sequence = true, true, e.Sequence
@@ -426,20 +449,24 @@ func (w *world) toRouter(r *router) {
 	case SendRoute:
 		r.tracker.Expect(e.Sandbox.ID, e.Sandbox.IP, e.Sandbox.MinBytes)
 		r.cache.Put(e.Sandbox.ID, route(e.Sandbox))
+		r.hasRules(e.Sandbox)
 		sequence = e.Sequence
 	case SendRelease:
 		for i, id := range e.IDs {
 			r.cache.Release(id, routecache.End{Reason: e.Ends[i].Reason, AtUnix: e.Ends[i].At.Unix()})
 			r.tracker.Forget(id)
 			delete(r.held, id)
+			delete(r.rules, id)
 			r.gone[id] = true
 		}
 		sequence = e.Sequence
 		r.ending = append(r.ending, ending{sequence, m.over})
 	case SendResolved:
 		answer := routecache.Answer{Status: routecache.Unknown}
+		delete(r.rules, e.ID)
 		switch {
 		case e.Sandbox != nil:
+			r.hasRules(*e.Sandbox)
 			answer = routecache.Answer{Status: routecache.Routable, Route: route(*e.Sandbox)}
 		case e.Gone:
 			r.gone[e.ID] = true
@@ -456,6 +483,7 @@ func (w *world) toRouter(r *router) {
 		} else {
 			r.cache.Close(e.ID)
 		}
+		delete(r.rules, e.ID)
 		sequence = e.Sequence
 	case SendQuiesce:
 		w.quiesced(r, e)
@@ -471,6 +499,7 @@ func (w *world) toRouter(r *router) {
 		w.ponged(r, e)
 	}
 	r.entries = r.known()
+	w.judgeRouterRules()
 	if sequence > 0 {
 		w.applies(r, sequence)
 	}

@@ -38,7 +38,7 @@ import (
 // frequent.
 var profiles = []profile{
 	{name: "everything"},
-	{name: "routers come and go", often: []string{"all catch up", "claim", "release", "write well", "journal well", "long time passes", "router joins", "router breaks off", "router rejoins at once", "to router", "to router", "from router", "from router", "router acks", "router pings", "time passes"}},
+	{name: "routers come and go", often: []string{"all catch up", "claim", "release", "write well", "journal well", "long time passes", "router joins", "router breaks off", "router rejoins at once", "to router", "to router", "from router", "from router", "router acks", "router pings", "time passes", "set network"}},
 	{name: "leaders come and go", often: []string{"leader changes", "old leader works", "old leader works", "old leader works", "all catch up", "claim", "release", "write well", "journal well", "time passes", "long time passes"}},
 	{name: "pods come and go", often: []string{"pod deleted", "pod removed", "pod ends", "pod moves", "pod changes", "pod terminates"}},
 	{name: "pools change", often: []string{"pool changes", "pool changes", "pod ready", "write", "write", "pod terminates"}},
@@ -64,11 +64,17 @@ var profiles = []profile{
 		"cluster works", "cluster works", "cluster works", "cluster works", "claim", "claim", "request", "request", "Envoy reads", "Envoy reads", "routers work", "routers work", "routers work",
 		"sleep", "sleep", "stop", "stop", "wake", "wake", "wake", "wake", "wake", "wake", "archive", "request for a sleeper", "request for a sleeper", "write", "write", "write well", "write well", "journal", "journal well",
 		"to router", "from router", "router acks", "router looks", "router pings", "router joins", "router breaks off", "router dies", "dead router found", "a request ends", "release",
-		"time passes", "time passes", "a moment passes", "a moment passes", "long time passes", "leader changes", "old leader works", "pod restarts", "stray", "sleeper evicted", "sleeper evicted", "agent told to end",
+		"time passes", "time passes", "a moment passes", "a moment passes", "long time passes", "leader changes", "old leader works", "pod restarts", "stray", "sleeper evicted", "sleeper evicted", "agent told to end", "set network", "set network",
+	}},
+	{name: "rules and trouble", only: true, often: []string{
+		"cluster works", "cluster works", "cluster works", "claim", "claim", "set network", "set network", "set network", "journal", "journal well",
+		"to router", "to router", "to router", "from router", "from router", "router acks", "router acks", "router pings", "router joins", "router joins", "routers work", "routers work",
+		"router breaks off", "router rejoins at once", "one direction breaks", "router dies", "dead router found", "router stops", "another router beside an Envoy", "stray",
+		"time passes", "time passes", "a moment passes", "long time passes", "freshness has nearly ended", "sleep", "wake", "release", "leader changes", "old leader works",
 	}},
 	{name: "stops and wakes", only: true, often: []string{
 		"cluster works", "cluster works", "cluster works", "cluster works", "cluster works", "cluster works", "claim", "request", "routers work", "routers work", "routers work", "routers work",
-		"stop", "stop", "stop", "wake", "wake", "wake", "archive", "request for a sleeper", "sleeper evicted", "journal well", "write well",
+		"stop", "stop", "stop", "wake", "wake", "wake", "set network", "archive", "request for a sleeper", "sleeper evicted", "journal well", "write well",
 		"router looks", "router pings", "a moment passes", "a moment passes", "time passes", "leader changes", "old leader works",
 	}},
 	{name: "use, silence and trouble", only: true, often: []string{
@@ -94,9 +100,12 @@ func TestCoreAndJournalKeepTheirGuaranteesInAnyHistory(t *testing.T) {
 		least /= 10 // rapid makes a fifth of the histories then
 	}
 	t.Cleanup(func() {
-		t.Logf("%d steps, %d sandboxes released for being idle, %d asleep, %d woken, %d archives, %d of stops, %d run in another pod, %d evicted", steps.Load(), verdicts.Load(), sleeps.Load(), wakes.Load(), archives.Load(), stops.Load(), revivals.Load(), evictions.Load())
+		t.Logf("%d steps, %d sandboxes released for being idle, %d asleep, %d woken, %d archives, %d of stops, %d run in another pod, %d evicted, %d changes of rules", steps.Load(), verdicts.Load(), sleeps.Load(), wakes.Load(), archives.Load(), stops.Load(), revivals.Load(), evictions.Load(), ruled.Load())
 		if asked := flag.Lookup("rapid.checks"); asked.Value.String() == asked.DefValue && int(worlds.Load()) == len(profiles) && !t.Failed() && steps.Load() < least {
 			t.Errorf("%d steps, expected %d at least", steps.Load(), least)
+		}
+		if !testing.Short() && int(worlds.Load()) == len(profiles) && ruled.Load() == 0 {
+			t.Error("no change of rules was ever answered while an egress router had some")
 		}
 		if int(worlds.Load()) == len(profiles) && verdicts.Load() == 0 {
 			t.Error("nothing was ever released for being idle")
@@ -296,6 +305,7 @@ func (w *world) table(p profile) []action {
 		{"archive", w.archiveCall},
 		{"request for a sleeper", w.requestForSleeper},
 		{"set timeout", w.setTimeout},
+		{"set network", w.setNetwork},
 		{"stray", func() {
 			if len(w.strays) > 0 {
 				ev := w.strays[0]

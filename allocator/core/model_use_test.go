@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -145,6 +146,7 @@ func toActivities(list []lastactive.Activity) (all []Activity) {
 	for _, a := range list {
 		all = append(all, Activity{ID: a.ID, Age: a.Age.Truncate(time.Millisecond), Open: a.Open, Kind: activity.Open})
 	}
+	slices.SortFunc(all, func(a, b Activity) int { return strings.Compare(a.ID, b.ID) }) // the tracker has no order
 	return all
 }
 
@@ -283,10 +285,11 @@ func (w *world) routersWork() {
 	}
 }
 
-// keptCall is a KeepAlive, or, if it moves the end, a SetTimeout.
+// keptCall is a KeepAlive or, if it moves the end, a SetTimeout, or one of those that its fields name.
 type keptCall struct {
 	id                           string
 	end, sleeps, archives, stops bool
+	rules                        int // that a SetNetwork sets; 0: it is another call
 }
 
 func (w *world) keepAlive() {
@@ -310,6 +313,10 @@ func (w *world) judgeKept(e SandboxCallAnswered) {
 		w.t.Fatalf("call %d answered twice", e.Token)
 	}
 	delete(w.kept, e.Token)
+	if call.rules > 0 {
+		w.judgeRules(call, e)
+		return
+	}
 	w.judgeSleepCall(call, e)
 	if e.Status != CallOK || call.sleeps || call.archives {
 		return

@@ -75,7 +75,11 @@ type world struct {
 	envoys map[int]*simEnvoy
 	prompt bool                // looks take no time
 	kept   map[uint64]keptCall // KeepAlive and SetTimeout that are not answered yet
-	slept  map[string]uint64   // the last call of Sleep for each sandbox, by its token
+	// lastRules are those that the last SetNetwork has asked for, inEffect those that were said to be in effect, by
+	// sandbox.
+	lastRules int
+	inEffect  map[string]int
+	slept     map[string]uint64 // the last call of Sleep for each sandbox, by its token
 	// activeAt is when each sandbox was in use last, as far as routers can know.
 	activeAt map[string]time.Duration
 	judgedBy map[string]uint64 // the term whose verdict on its idleness was judged
@@ -118,7 +122,7 @@ func newWorld(t tb, draws func(int) int) *world {
 		nodes:   map[string]bool{"n1": true, "n2": true},
 		records: map[string]*simRecord{}, known: map[PodKey]int{}, holders: map[netip.Addr]string{},
 		claims: map[uint64]*simClaim{}, given: map[uint64]string{}, releases: map[uint64]string{}, declared: map[uint64]string{}, asked: map[string]bool{}, answered: map[string]bool{}, unwanted: map[string]bool{},
-		envoys: map[int]*simEnvoy{}, kept: map[uint64]keptCall{}, slept: map[string]uint64{}, activeAt: map[string]time.Duration{}, judgedBy: map[string]uint64{}, batches: map[string][]Sandbox{}, complete: map[string]bool{},
+		envoys: map[int]*simEnvoy{}, kept: map[uint64]keptCall{}, slept: map[string]uint64{}, inEffect: map[string]int{}, activeAt: map[string]time.Duration{}, judgedBy: map[string]uint64{}, batches: map[string][]Sandbox{}, complete: map[string]bool{},
 		closing: map[string]bool{}, unthawed: map[string]bool{}, archived: map[uint64]bool{}, stops: map[string]string{}, unarchived: map[string]bool{},
 		fired: map[string]bool{}, acknowledged: map[string]bool{}, ready: map[string]bool{}, failed: map[string]bool{},
 		lastUse: map[string]time.Duration{}, doomed: map[string]bool{}, judged: map[PodKey]bool{}, ended: map[string]PodKey{}, forgotten: map[string]bool{}, tampered: map[string]bool{}, hadAddress: map[netip.Addr]map[PodKey]bool{},

@@ -53,7 +53,9 @@ func (c *Core) recoverSandboxes(st State) error {
 	}
 	c.mergeFacts(st)
 	for _, f := range st.Facts {
-		c.routers.longest = max(c.routers.longest, f.MaxStale())
+		if s, ok := f.Subject.(*SessionFact); ok && !s.Egress {
+			c.routers.longest = max(c.routers.longest, s.MaxStale)
+		}
 	}
 	for _, sb := range c.sandboxes.ByEnd() {
 		if err := c.sandboxes.Recover(sb, recoveryMargin+2*c.cfg.expiry(c.routers.longest, false)); err != nil {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/berth-sandbox/berth/allocator/core/member"
 	"github.com/berth-sandbox/berth/allocator/core/pods"
 	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 )
@@ -73,7 +74,7 @@ func (v View) Route(id string, scope Scope) (st RouteStatus, ok bool) {
 		return st, true
 	}
 	waiting := maps.Collect(v.c.fences.Waiting(id))
-	all := v.c.routers.members.All()
+	all := slices.DeleteFunc(slices.Clone(v.c.routers.members.All()), func(s *member.Session) bool { return !s.Has(sb.Agent) })
 	for _, s := range all[:min(maxRouters, len(all))] {
 		router := RouterOfRoute{SessionStatus: v.statusOf(s), Acknowledged: s.Acknowledges(id)}
 		if st.Fence != nil {

@@ -32,11 +32,14 @@ type routers struct {
 	members   *member.Ledger
 	fences    *fence.Ledger
 	closings  *fence.Ledger
+	rulings   *fence.Ledger
 	idle      *idle.Ledger
 	// changed are the sandboxes whose fences may go on since the fences were advanced last.
 	changed []string
 	// closed are the same for closings.
 	closed []string
+	// ruled are the same for rulings.
+	ruled []string
 	// longest is the longest max-stale of all routers that this leader knows or has known.
 	longest time.Duration
 	// ends are kept by the journal.
@@ -48,7 +51,9 @@ type routers struct {
 // join connects a router. A router that was declared dead may not join. A declaration that was not
 // handed to the writer is withdrawn, because the router lives.
 func (r *routers) join(ev SessionJoined) {
-	r.longest = max(r.longest, ev.MaxStale)
+	if !ev.Egress { // use through it is unseen for as long as its routes are fresh
+		r.longest = max(r.longest, ev.MaxStale)
+	}
 	ok, banned, withdrawn := r.members.MayJoin(ev.Session, ev.Gateway, ev.Egress)
 	for _, token := range withdrawn {
 		r.Emit(DeadDeclared{Token: token, Status: DeclareConnected})
@@ -142,6 +147,7 @@ func (r *routers) welcome(s *member.Session) {
 	sequence := r.members.FirstSequence(s)
 	r.fences.SentSnapshot(s.ID, sequence)
 	r.closings.SentSnapshot(s.ID, sequence)
+	r.rulings.SentSnapshot(s.ID, sequence)
 	r.Emit(SendSnapshot{Stream: s.Stream, Sequence: sequence, Routes: routes})
 	r.pong(s)
 }
@@ -172,6 +178,7 @@ func (r *routers) disconnect(s *member.Session) {
 	r.members.Disconnect(s)
 	r.fences.Disconnected(s.ID)
 	r.closings.Disconnected(s.ID)
+	r.rulings.Disconnected(s.ID)
 	if !s.Egress {
 		r.resume(r.idle.Left(s.ID, r.Now.Boot))
 	}
@@ -181,7 +188,7 @@ func (r *routers) disconnect(s *member.Session) {
 // goodbye ends the session of a router that leaves cleanly. Its stream is closed when the end is
 // durable.
 func (r *routers) goodbye(ev SessionGoodbye) {
-	s, here := r.members.Goodbye(ev.Session, ev.Gateway, ev.Stream, r.Now.Boot)
+	s, here := r.members.Goodbye(ev.Session, ev.Gateway, ev.Egress, ev.Stream, r.Now.Boot)
 	if s == nil {
 		return
 	}
@@ -227,6 +234,7 @@ func (r *routers) acknowledge(ev SessionAck) {
 	if s := r.members.Acknowledge(ev.Stream, ev.Sequence); s != nil {
 		r.changed = append(r.changed, r.fences.Acknowledge(s.ID, ev.Sequence)...)
 		r.closed = append(r.closed, r.closings.Acknowledge(s.ID, ev.Sequence)...)
+		r.ruled = append(r.ruled, r.rulings.Acknowledge(s.ID, ev.Sequence)...)
 	}
 }
 
@@ -270,6 +278,7 @@ func (r *routers) end(s *member.Session, looked bool, until time.Duration) (mayB
 	}
 	r.changed = append(r.changed, r.fences.Remove(s.ID)...)
 	r.closed = append(r.closed, r.closings.Remove(s.ID)...)
+	r.ruled = append(r.ruled, r.rulings.Remove(s.ID)...)
 	return mayBeOpen
 }
 
@@ -394,7 +403,7 @@ func (c *Core) resolve(ev Resolve) {
 			found := s.Sandbox
 			e.Sandbox = &found
 		case s.Sleeps() && s.Lives():
-			c.resolveSleeper(&e, s, ev.Wake)
+			c.resolveSleeper(&e, s, ev.Wake && !router.Egress)
 		case s.Over():
 			e.Gone, e.End = true, endOf(&s.Sandbox)
 		default:

@@ -36,6 +36,8 @@ type SessionStatus struct {
 	// From is the address it joined from last; empty: not known.
 	From      string
 	Connected bool
+	// Egress: it is that of an egress router.
+	Egress bool
 	// Heard: this leader has heard it, the last time Silence ago.
 	Heard   bool
 	Silence time.Duration
@@ -124,7 +126,7 @@ func (v View) Sessions(most int) (list []SessionStatus, others int) {
 
 func (v View) statusOf(s *member.Session) SessionStatus {
 	st := SessionStatus{
-		ID: s.ID, From: s.From, Connected: s.Stream != 0, Heard: s.HeardAt != 0,
+		ID: s.ID, From: s.From, Connected: s.Stream != 0, Egress: s.Egress, Heard: s.HeardAt != 0,
 		Expires: max(0, v.c.routers.members.ExpiresAt(s)-v.c.Now.Boot),
 	}
 	if st.Heard {

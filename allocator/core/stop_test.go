@@ -313,6 +313,13 @@ func TestCordonStopsWhatSleepsOnTheNode(t *testing.T) {
 	s.pass(time.Second)
 	none[WriteArchive](s)
 
+	s, sb = sleepSim(t, fact.SleepPolicy{})
+	s.boundSleepers(9)
+	s.asleep(sb.ID)
+	s.step(cordon)
+	s.pass(time.Second)
+	one[WriteArchive](s)
+
 	record := on("a-1", "x")
 	state := sandboxOf(record)
 	state.Phase, state.AsleepAt, state.Agent.Port, state.Sleep.StopAfter = Asleep, start.Wall, 49983, time.Hour
@@ -331,6 +338,22 @@ func evicted(change func(*Pod)) PodSeen {
 			change(p)
 		}
 	})}
+}
+
+// boundSleepers has the pool of sleepSim stop sandboxes when more than these are asleep.
+func (s *sim) boundSleepers(most int) {
+	s.step(PoolSeen{Pool: changed(idlePool(1), func(p *Pool) { p.Agent.Port, p.MaxAsleep = 49983, most })})
+}
+
+// Invariant: P33
+func TestEvictedSleeperOfABoundedPoolIsStopped(t *testing.T) {
+	s, sb := sleepSim(t, fact.SleepPolicy{})
+	s.boundSleepers(9)
+	s.asleep(sb.ID)
+	s.step(evicted(nil))
+	none[SandboxReleased](s)
+	s.archived("x")
+	one[SandboxStopped](s)
 }
 
 // Invariant: P33

@@ -167,7 +167,7 @@ func (g *Guard) heard(ev core.Event, refused bool) {
 	case core.SessionLeft:
 		g.left(ev)
 	case core.SessionGoodbye:
-		if s := g.sessions[ev.Session]; s != nil && s.isAt(ev.Gateway) {
+		if s := g.sessions[ev.Session]; s != nil && s.isAt(ev.Gateway) && (!s.durable || s.egress == ev.Egress) {
 			g.end(ev.Session, s)
 		}
 	case core.SessionDead:

@@ -61,7 +61,7 @@ func CheckAgent(pool *v1alpha1.SandboxPool, settings Settings) error {
 				at+".volumeMounts[%d].mountPath: %s is the agent's", i, agentDir)
 		}
 		for i, e := range c.Env {
-			refuse(e.Name == initbox.PublicKeyEnv, at+".env[%d]: %s is the agent's", i, e.Name)
+			refuse(e.Name == initbox.PublicKeyEnv || e.Name == egressEnv, at+".env[%d]: %s is the agent's", i, e.Name)
 		}
 	}
 	if len(refused) == 0 {

@@ -62,7 +62,11 @@ func observe(p *corev1.Pod, log *zap.Logger) core.Pod {
 		Finished:  p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		Used:      p.Labels[v1alpha1.LabelPhase] != v1alpha1.PhaseWarm || p.Spec.HostNetwork,
 	}
-	seen.Mislabelled = seen.Pool != "" && p.Labels[v1alpha1.LabelPool] != seen.Pool
+	made, labelled := egressOf(p)
+	seen.Egress = made
+	// Without the label it may reach what pods of other pools may.
+	seen.Used = seen.Used || made && !labelled
+	seen.Mislabelled = seen.Pool != "" && (p.Labels[v1alpha1.LabelPool] != seen.Pool || made && !labelled)
 	for _, c := range p.Status.ContainerStatuses {
 		seen.Restarts += int(c.RestartCount)
 	}
@@ -111,6 +115,8 @@ type Settings struct {
 	AgentImage, AgentKey string
 	// AsleepCPU is what a pod requests while its sandbox is asleep; 0: as before.
 	AsleepCPU resource.Quantity
+	// EgressUnchecked: pods that are to reach the egress gateway only do not try whether they reach more.
+	EgressUnchecked bool
 }
 
 // TemplateHash identifies what a pod is created from: the pool's pod template without what idle pods get later on
@@ -128,6 +134,9 @@ func TemplateHash(pool *v1alpha1.SandboxPool, settings Settings) string {
 		if a.NewFiles == v1alpha1.NewFilesAnywhere {
 			made = append(made, "new files anywhere\n"...)
 		}
+	}
+	if pool.Spec.EgressEnabled() != nil {
+		made = fmt.Appendf(made, "egress gateway %t\n", settings.EgressUnchecked)
 	}
 	if pool.Spec.Reuse == v1alpha1.ReuseRecycle {
 		made = fmt.Appendf(made, "recycle %q\n", agentImage(pool, settings))
@@ -177,6 +186,9 @@ func Build(pool *v1alpha1.SandboxPool, name string, settings Settings) *corev1.P
 	if a := pool.Spec.AgentEnabled(); a != nil {
 		addAgent(&p.Spec, a, agentImage(pool, settings), settings)
 		allowResize(p, settings.AsleepCPU)
+	}
+	if pool.Spec.EgressEnabled() != nil {
+		addEgress(p, settings.EgressUnchecked)
 	}
 	addStopDelay(&p.Spec, preStopSeconds(settings.ServeOn))
 	if pool.Spec.Reuse == v1alpha1.ReuseRecycle {

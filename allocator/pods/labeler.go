@@ -36,13 +36,13 @@ const (
 	// minLabelRetry and maxLabelRetry bound the back-off after a failed write.
 	minLabelRetry = 100 * time.Millisecond
 	maxLabelRetry = 10 * time.Second
-	// labelRestore is the pause before the pool's label is put back. It bounds the write rate when
+	// labelRestore is the pause before the labels of pool and egress are put back. It bounds the write rate when
 	// another controller removes the label each time.
 	labelRestore = time.Second
 )
 
 // Labeler shows on each pod what it is used for: labels for people and NetworkPolicies, annotations
-// for cluster autoscalers. The allocator never reads them back. Only the latest state of a pod is
+// for cluster autoscalers. The allocator never reads these back. Only the latest state of a pod is
 // written. Its methods may be called concurrently.
 type Labeler struct {
 	o     LabelerOptions
@@ -126,6 +126,18 @@ func (l *Labeler) write(ctx context.Context, e core.LabelPod) error {
 			labels[v1alpha1.LabelPhase] = v1alpha1.PhaseReleased
 		}
 		annotations[annotationSafeToEvict], annotations[annotationDoNotDisrupt] = "false", "true"
+	}
+	if e.Restored {
+		p, err := l.o.Client.CoreV1().Pods(e.Pod.Namespace).Get(ctx, e.Pod.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return fmt.Errorf("read pod %s: %w", e.Pod.Name, err)
+		}
+		if made, _ := egressOf(p); made {
+			labels[v1alpha1.LabelEgress] = v1alpha1.EgressByGateway
+		}
 	}
 	kind, patch := types.MergePatchType, any(map[string]any{"metadata": map[string]any{
 		"uid": e.Pod.UID, "labels": labels, "annotations": annotations,

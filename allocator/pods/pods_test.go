@@ -273,10 +273,16 @@ func TestWriter(t *testing.T) {
 
 	t.Run("a pod whose marks admission removes is deleted", func(t *testing.T) {
 		f := f.in(t)
+		f.pool = f.pool.DeepCopy()
+		f.pool.Spec.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: 49983}
+		f.pool.Spec.Egress = &v1alpha1.PoolEgress{Mode: v1alpha1.EgressGateway}
 		pool := core.PoolKey{Namespace: "default", Name: "pool"}
 		for name, c := range map[string]struct{ path, says string }{
 			"no-owner": {"/metadata/ownerReferences", "owner reference"},
 			"no-phase": {"/metadata/labels/berth.sh~1phase", "berth.sh/phase"},
+
+			"no-egress":   {"/metadata/labels/berth.sh~1egress", "label berth.sh/egress"},
+			"no-variable": {"/spec/containers/0/env", "variable BERTH_EGRESS"},
 		} {
 			f.removeAtAdmission(name, c.path)
 			var err error

@@ -71,7 +71,10 @@ func slim(p *corev1.Pod) *corev1.Pod {
 	if agentPort(p) != 0 {
 		slim.Spec.Containers[0].Command = p.Spec.Containers[0].Command
 	}
-	for _, name := range []string{v1alpha1.LabelPool, v1alpha1.LabelTemplate, v1alpha1.LabelPhase} {
+	if made, _ := egressOf(p); made {
+		slim.Spec.Containers[0].Env = []corev1.EnvVar{{Name: egressEnv}}
+	}
+	for _, name := range []string{v1alpha1.LabelPool, v1alpha1.LabelTemplate, v1alpha1.LabelPhase, v1alpha1.LabelEgress} {
 		if value, ok := p.Labels[name]; ok {
 			slim.Labels[name] = value
 		}

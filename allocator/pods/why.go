@@ -77,8 +77,12 @@ func ofPod(p *corev1.Pod) (reason, words string) {
 func ofContainers(p *corev1.Pod) (reason, words string) {
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		ended, waits := c.State.Terminated, c.State.Waiting
-		if ended == nil && waits != nil {
-			ended = c.LastTerminationState.Terminated // its previous run
+		before := c.LastTerminationState.Terminated
+		if ended == nil && (waits != nil || before != nil && EgressUnproven(before.Message)) {
+			ended = before // its previous run
+		}
+		if ended != nil && EgressUnproven(ended.Message) {
+			return core.PodNotStarted, ended.Message
 		}
 		var parts []string
 		if waits != nil && waits.Reason != "" && waits.Reason != "ContainerCreating" && waits.Reason != "PodInitializing" {

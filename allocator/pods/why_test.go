@@ -28,6 +28,9 @@ func TestUnreadyPodIsReportedWithItsReason(t *testing.T) {
 	}
 	crashes := of(waits("CrashLoopBackOff"))
 	crashes[0].LastTerminationState = ended(137, "OOMKilled")
+	open := of(corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}) // it tries again
+	open[0].LastTerminationState = ended(1, "Error")
+	open[0].LastTerminationState.Terminated.Message = "egress check failed: the pod reaches a name server"
 	pull := waits("ImagePullBackOff")
 	pull.Waiting.Message = "Back-off pulling image"
 	condition := func(kind corev1.PodConditionType, status corev1.ConditionStatus, reason, message string) []corev1.PodCondition {
@@ -53,6 +56,8 @@ func TestUnreadyPodIsReportedWithItsReason(t *testing.T) {
 			core.PodFailed, "container a: exit code 0 Completed"},
 		"an init container": {corev1.PodStatus{InitContainerStatuses: of(ended(0, "Completed"), ended(2, "Error")),
 			ContainerStatuses: of(waits("PodInitializing"))}, core.PodFailed, "container b: exit code 2 Error"},
+		"reaches more than the egress gateway": {corev1.PodStatus{InitContainerStatuses: open}, core.PodNotStarted,
+			"egress check failed: the pod reaches a name server"},
 		"was evicted": {corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "The node was low on memory.",
 			ContainerStatuses: of(ended(137, "Error"))}, core.PodEvicted, "The node was low on memory."},
 		"is being evicted": {corev1.PodStatus{Conditions: condition(corev1.DisruptionTarget, corev1.ConditionTrue, "EvictionByEvictionAPI",

@@ -27,11 +27,14 @@ const deleteGrace = time.Second
 // attempt; the methods may be called concurrently.
 type Writer struct{ o WriterOptions }
 
-// WriterOptions configure a Writer. All are required.
+// WriterOptions configure a Writer. All but Gateway are required.
 type WriterOptions struct {
 	kube.Options
 	// Settings are passed on to Build.
 	Settings Settings
+	// Gateway returns the addresses of the egress gateway, host:port and comma-separated; empty: they are not known. Without
+	// it pods that are to reach nothing else only try what they must not reach.
+	Gateway func() string
 }
 
 // NewWriter returns a Writer, or an error that names the missing options.
@@ -83,7 +86,11 @@ func (w *Writer) Delete(ctx context.Context, e core.DeletePod) error {
 func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.CreatePod) error {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	defer cancel()
-	p, err := w.o.Clients.Kubernetes.CoreV1().Pods(pool.Namespace).Create(call, Build(pool, e.Name, w.o.Settings), metav1.CreateOptions{})
+	p := Build(pool, e.Name, w.o.Settings)
+	if w.o.Gateway != nil && pool.Spec.EgressEnabled() != nil {
+		nameGateway(p, w.o.Gateway())
+	}
+	p, err := w.o.Clients.Kubernetes.CoreV1().Pods(pool.Namespace).Create(call, p, metav1.CreateOptions{})
 	failed := core.CreateFailed{Pool: e.Pool, Name: e.Name}
 	switch {
 	case err == nil:
@@ -106,11 +113,16 @@ func (w *Writer) Create(ctx context.Context, pool *v1alpha1.SandboxPool, e core.
 // hand it out. It returns an error for such a pod.
 func (w *Writer) refuseChanged(ctx context.Context, pool *v1alpha1.SandboxPool, p *corev1.Pod) error {
 	var changed string
+	made, labelled := egressOf(p)
 	switch {
 	case !metav1.IsControlledBy(p, pool):
 		changed = "its owner reference"
 	case p.Labels[v1alpha1.LabelPhase] == "":
 		changed = "the label " + v1alpha1.LabelPhase
+	case made != (pool.Spec.EgressEnabled() != nil):
+		changed = "the variable " + egressEnv
+	case made && !labelled:
+		changed = "the label " + v1alpha1.LabelEgress
 	case canRecycle(p) && p.Annotations[v1alpha1.AnnotationLife] == "":
 		changed = "the annotation " + v1alpha1.AnnotationLife
 	default:

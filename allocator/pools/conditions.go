@@ -80,6 +80,8 @@ func (k known) degraded() metav1.Condition {
 			c.Reason = v1alpha1.PoolSleepRefused
 		case errors.Is(k.refused, ErrStop):
 			c.Reason = v1alpha1.PoolStopRefused
+		case errors.Is(k.refused, ErrEgress):
+			c.Reason = v1alpha1.PoolEgressRefused
 		}
 	case !n.Quarantine.IsZero() && k.short():
 		c.Reason = v1alpha1.PoolQuarantine
@@ -99,10 +101,10 @@ func (k known) degraded() metav1.Condition {
 		if !n.Trouble.Retry.IsZero() {
 			next = "the next attempt is at " + n.Trouble.Retry.UTC().Format(time.RFC3339)
 		}
-		c.Reason = n.Trouble.Reason
+		c.Reason = reasonOf(n.Trouble.Reason, n.Trouble.Why)
 		c.Message = fmt.Sprintf("pod %s ended before it could be used: %s; %s", n.Trouble.Pod, n.Trouble.Why, next)
 	case n.Stuck.Pods > 0 && k.short():
-		c.Reason = n.Stuck.Reason
+		c.Reason = reasonOf(n.Stuck.Reason, n.Stuck.Why)
 		c.Message = fmt.Sprintf("pod %s is not ready: %s", n.Stuck.Pod, n.Stuck.Why)
 		if n.Stuck.Pods > 1 {
 			c.Message = fmt.Sprintf("%d pods are not ready, such as pod %s: %s", n.Stuck.Pods, n.Stuck.Pod, n.Stuck.Why)
@@ -115,6 +117,14 @@ func (k known) degraded() metav1.Condition {
 		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.PoolHealthy
 	}
 	return c
+}
+
+// reasonOf is the reason of a pod that is not ready.
+func reasonOf(reason, why string) string {
+	if pods.EgressUnproven(why) {
+		return v1alpha1.PoolEgressNotEnforced
+	}
+	return reason
 }
 
 // ready returns the condition Ready. A claim takes a warm pod and the pool makes another one, so the counts

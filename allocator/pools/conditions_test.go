@@ -62,6 +62,14 @@ func TestConditionsQuoteWhatKeepsAPoolEmpty(t *testing.T) {
 			progressing: "False Unschedulable pod demo-x is not ready: 0/3 nodes are available: 3 Insufficient cpu.",
 			degraded:    "True Unschedulable pod demo-x is not ready: 0/3 nodes are available: 3 Insufficient cpu.",
 		},
+		"the network of the pods is open": {
+			counts: with(func(n *core.Counts) {
+				n.Stuck = core.Stuck{Reason: core.PodNotStarted, Pod: "demo-x", Pods: 1, Why: "egress check failed: x"}
+			}),
+			ready:       "False EgressNotEnforced 1 of 3 pods are warm; pod demo-x is not ready: egress check failed: x",
+			progressing: "False EgressNotEnforced pod demo-x is not ready: egress check failed: x",
+			degraded:    "True EgressNotEnforced pod demo-x is not ready: egress check failed: x",
+		},
 		"pods end": {
 			counts: with(func(n *core.Counts) {
 				n.Trouble = core.Trouble{Pod: "demo-x", Reason: core.PodOOMKilled, Why: "exit code 137"}

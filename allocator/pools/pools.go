@@ -24,6 +24,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/egress/policy"
 	"github.com/berth-sandbox/berth/internal/options"
 )
 
@@ -32,7 +33,7 @@ const resource = "sandboxpools"
 // statusEvery is the interval between writes of changed statuses.
 const statusEvery = time.Second
 
-// Options configure Pools. All but Stops are required.
+// Options configure Pools. All but Stops and Egress are required.
 type Options struct {
 	kube.Options
 	Policy Policy
@@ -40,6 +41,8 @@ type Options struct {
 	Settings pods.Settings
 	// Stops: there is an object store for the files of sandboxes that are stopped.
 	Stops bool
+	// Egress: there is an egress gateway.
+	Egress bool
 }
 
 // Pools watches and maintains the pools of one namespace. Its methods may be called
@@ -210,6 +213,14 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 			spec.BusyProbe = core.BusyProbe{Port: spec.Agent.Port, Path: busyPath}
 		}
 	}
+	spec.Agent.Egress = pool.Spec.EgressEnabled() != nil
+	if e := pool.Spec.Egress; e != nil { // sandboxes keep the mode of their pod
+		spec.Egress = &core.PoolEgress{EgressRules: core.EgressRules{Allow: e.Allow, Deny: e.Deny}}
+		for _, port := range e.Ports {
+			spec.Egress.Ports = append(spec.Egress.Ports, uint16(port))
+		}
+		slices.Sort(spec.Egress.Ports)
+	}
 	if pool.Spec.MaxWarm != nil {
 		spec.MaxWarm = int(*pool.Spec.MaxWarm)
 	}
@@ -237,7 +248,30 @@ const busyPath = "/busy"
 
 // check returns nil, or an error that says why no pod may be made from a pool's template.
 func (p *Pools) check(pool *v1alpha1.SandboxPool) error {
-	return errors.Join(pods.CheckAgent(pool, p.o.Settings), pods.CheckRecycle(pool, p.o.Settings), checkSleep(pool), p.checkStop(pool), checkSnapshot(pool), p.o.Policy.Check(pool))
+	return errors.Join(pods.CheckAgent(pool, p.o.Settings), pods.CheckRecycle(pool, p.o.Settings), checkSleep(pool), p.checkEgress(pool), p.checkStop(pool), checkSnapshot(pool), p.o.Policy.Check(pool))
+}
+
+// ErrEgress is in the error for a pool whose field egress cannot be.
+var ErrEgress = errors.New("no pod is made for spec.egress")
+
+// checkEgress returns nil, or an error that wraps ErrEgress and names what is wrong in spec.egress.
+func (p *Pools) checkEgress(pool *v1alpha1.SandboxPool) error {
+	e := pool.Spec.EgressEnabled()
+	if e == nil {
+		return nil
+	}
+	var errs []error
+	if !p.o.Egress {
+		errs = append(errs, errors.New("spec.egress.mode Gateway: the allocators have no egress gateway; start them with --egress-proxy (egress.enabled of the chart), or make it None"))
+	}
+	if pool.Spec.AgentEnabled() == nil {
+		errs = append(errs, errors.New("spec.egress.mode Gateway: it needs the agent, which gives processes the credential of the gateway: set spec.agent.enabled"))
+	}
+	_, err := policy.Parse(policy.List{Field: "spec.egress.allow", Entries: e.Allow}, policy.List{Field: "spec.egress.deny", Entries: e.Deny})
+	if err = errors.Join(append(errs, err)...); err != nil {
+		return fmt.Errorf("%w: %w", ErrEgress, err)
+	}
+	return nil
 }
 
 // checkSnapshot returns an error that names what is wrong in spec.snapshot.

@@ -201,6 +201,38 @@ func TestPoolThatStopsSandboxesNeedsAStore(t *testing.T) {
 	}
 }
 
+func TestPoolBehindAGatewayNeedsOneAndAnAgent(t *testing.T) {
+	clients, err := kube.NewClients(&rest.Config{}, 0, 0)
+	require.NoError(t, err)
+	const noGateway, noAgent = "start them with --egress-proxy", "set spec.agent.enabled"
+	for _, c := range []struct {
+		gateway, agent bool
+		deny, want     string
+	}{
+		{true, true, "", ""}, {false, true, "", noGateway}, {true, false, "", noAgent}, {true, true, "10", `spec.egress.deny[0]`},
+	} {
+		pool := stack.DemoPool("default", "behind", 1)
+		pool.Spec.Egress = &v1alpha1.PoolEgress{Mode: v1alpha1.EgressGateway}
+		pool.Spec.Agent = &v1alpha1.PoolAgent{Enabled: c.agent, Port: 49983}
+		if c.deny != "" {
+			pool.Spec.Egress.Deny = []string{c.deny}
+		}
+		p, err := pools.New(pools.Options{
+			Options: kube.Options{Clients: clients, Namespace: "default", Submit: func(core.Event) {}, Log: zaptest.NewLogger(t)},
+			Policy:  policy(t, pools.PolicyBaseline), Egress: c.gateway,
+			Settings: pods.Settings{ServeOn: time.Second, AgentImage: "agent", AgentKey: "key"},
+		})
+		require.NoError(t, err)
+		status := p.Status(pool, core.Counts{})
+		require.Equal(t, c.want != "", status.TemplateRefused())
+		require.Equal(t, c.want != "", degraded(v1alpha1.PoolEgressRefused)(status), "%+v", status.Conditions)
+		require.Contains(t, meta.FindStatusCondition(status.Conditions, v1alpha1.PoolDegraded).Message, c.want)
+		pool.Spec.Egress.Mode = v1alpha1.EgressNone
+		status = p.Status(pool, core.Counts{})
+		require.False(t, status.TemplateRefused())
+	}
+}
+
 // A list of the audit is read from the store, and takes a while. The watch goes on meanwhile.
 func TestListKeepsWhatTheWatchHasSeenSince(t *testing.T) {
 	object := func(version string) *v1alpha1.SandboxPool {

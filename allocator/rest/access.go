@@ -88,10 +88,13 @@ func (a *api) withCredentials(ctx context.Context, shown openapi.Sandbox, s *cor
 
 // networkOf returns what an answer says of the network of a sandbox, nil if nothing was asked for.
 func networkOf(s *core.Sandbox) *openapi.SandboxNetwork {
-	if s.Access == core.AccessPublic && s.MaskHost == "" && s.HTTPSPorts == nil {
+	if s.Access == core.AccessPublic && s.MaskHost == "" && s.HTTPSPorts == nil && s.Network.Equal(core.EgressRules{}) {
 		return nil
 	}
-	shown := openapi.SandboxNetwork{AllowPublicTraffic: s.Access == core.AccessPublic, MaskRequestHost: s.MaskHost}
+	shown := openapi.SandboxNetwork{
+		AllowPublicTraffic: s.Access == core.AccessPublic, MaskRequestHost: s.MaskHost,
+		AllowOut: s.Network.Allow, DenyOut: s.Network.Deny,
+	}
 	for _, port := range s.HTTPSPorts {
 		shown.HTTPSPorts = append(shown.HTTPSPorts, int(port))
 	}

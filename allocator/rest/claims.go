@@ -81,7 +81,7 @@ func checkBatch(c core.Claim) error {
 	if c.AtLeast > c.Count {
 		return invalid("atLeast: %d: must be count (%d) at most", c.AtLeast, c.Count)
 	}
-	size := len(c.Binding.User) + len(c.Binding.MaskHost) + portBytes*len(c.Binding.HTTPSPorts)
+	size := len(c.Binding.User) + len(c.Binding.MaskHost) + portBytes*len(c.Binding.HTTPSPorts) + ruleBytes(c.Binding.Network)
 	if c.Binding.Keyed() { // an internal one is short
 		size += len(c.Binding.IdempotencyKey)
 	}
@@ -89,8 +89,8 @@ func checkBatch(c core.Claim) error {
 		size += len(k) + len(v)
 	}
 	if size*c.Count > maxBatchBytes {
-		return invalid("metadata, user, network.maskRequestHost, network.httpsPorts and Idempotency-Key: "+
-			"%d bytes for each of %d sandboxes: at most %d in all", size, c.Count, maxBatchBytes)
+		return invalid("metadata, user, network.maskRequestHost, network.httpsPorts, network.allowOut, network.denyOut and "+
+			"Idempotency-Key: %d bytes for each of %d sandboxes: at most %d in all", size, c.Count, maxBatchBytes)
 	}
 	return nil
 }

@@ -97,6 +97,9 @@ func (a *api) claimOf(request *openapi.NewSandbox) (c core.Claim, err error) {
 	if c.Sleep, err = a.sleepOf(request); err != nil {
 		return c, err
 	}
+	if c.Binding.Network, err = a.egressOf(request); err != nil {
+		return c, err
+	}
 	return c, a.accessOf(request, &c.Binding)
 }
 

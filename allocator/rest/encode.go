@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core"
@@ -99,6 +100,9 @@ func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
 		State:     openapi.SandboxStateRunning,
 		StartedAt: s.ClaimedAt, EndAt: noEnd, IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, User: s.User,
 		Access: openapi.Access(s.Access.String()), Network: networkOf(&s),
+	}
+	if len(s.Network.Allow) == 0 && slices.Contains(s.Network.Deny, allTraffic) {
+		shown.AllowInternetAccess = new(bool)
 	}
 	shown.PodName, _ = podOf(&s)
 	shown.Phase = cmp.Or(sandboxPhases[s.Phase], openapi.SandboxPhaseRunning)

@@ -41,6 +41,10 @@ func (a *api) toPool(p *v1alpha1.SandboxPool, all map[string]core.Counts) openap
 		},
 		Conditions: []openapi.Condition{},
 	}
+	shown.Spec.EgressMode = openapi.PoolSpecEgressMode(v1alpha1.EgressNone)
+	if spec.EgressEnabled() != nil {
+		shown.Spec.EgressMode = openapi.PoolSpecEgressMode(v1alpha1.EgressGateway)
+	}
 	for _, port := range spec.Ports {
 		shown.Spec.Ports = append(shown.Spec.Ports, int(port))
 	}

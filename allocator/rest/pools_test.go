@@ -30,13 +30,21 @@ func fullPool(name string) *v1alpha1.SandboxPool {
 	}
 }
 
+func TestPoolShowsWhetherItEnforcesRules(t *testing.T) {
+	for mode, want := range map[v1alpha1.EgressMode]string{"": "None", v1alpha1.EgressNone: "None", v1alpha1.EgressGateway: "Gateway"} {
+		var shown openapi.Pool
+		require.NoError(t, json.Unmarshal(call(handler(t, gatewayPool(mode)), "GET", "/v1/pools/python", "").Body.Bytes(), &shown))
+		require.Equal(t, want, string(shown.Spec.EgressMode))
+	}
+}
+
 func TestPoolsShowSpecCountsAndConditions(t *testing.T) {
 	f := &fake{pools: []*v1alpha1.SandboxPool{fullPool("go"), fullPool("python")}, counts: map[string]core.Counts{"python": {Pending: 2, Warm: 1, Claimed: 4, Releasing: 5, Waiting: 6}}}
 	w := call(handler(t, f), "GET", "/v1/pools/python", "")
 	require.Equal(t, http.StatusOK, w.Code, w.Body)
 	require.JSONEq(t, `{"name": "python", "createdAt": "2030-01-01T12:00:00Z", "generation": 4, "deleting": false,
 		"spec": {"warm": 3, "maxWarm": 5, "maxPods": 9, "images": ["python:3"], "envdVersion": "0.1.0", "defaultPort": 8080, "ports": [8080, 9090], "idleTimeout": 3600, "activity": "Bytes", "minBytesPerMinute": 1024,
-			"hold": 30, "postStart": false, "onRestart": "Release", "cpuCount": 0, "memoryMB": 0, "diskSizeMB": 0},
+			"hold": 30, "postStart": false, "onRestart": "Release", "egressMode": "None", "cpuCount": 0, "memoryMB": 0, "diskSizeMB": 0},
 		"counts": {"warm": 1, "pending": 2, "claimed": 4, "releasing": 5, "waitingClaims": 6},
 		"conditions": [{"type": "Ready", "status": "False", "reason": "Filling", "message": "1 of 3 pods are warm", "since": "2030-01-01T12:00:00Z"},
 			{"type": "Counted", "status": "", "message": "1"}]}`, w.Body.String())

@@ -41,6 +41,8 @@ const (
 	answerWait = 10 * time.Second
 	// sleepWait bounds a call that waits until a sandbox is asleep: the closing, the connect window, and the freeze.
 	sleepWait = 45 * time.Second
+	// networkWait bounds a call that waits until every egress gateway has new rules: the core waits for 10 s.
+	networkWait = 10*time.Second + answerWait
 	// wakeWait bounds a call that waits until a sandbox runs. One that is stopped waits for a pod, for its files, and for
 	// the hook of its pool. It is woken also if that takes longer.
 	wakeWait = agents.RestoreFor + 2*time.Minute
@@ -86,6 +88,10 @@ type Allocator interface {
 	// from now.
 	KeepAlive(ctx context.Context, id string) (core.CallStatus, error)
 	SetTimeout(ctx context.Context, id string, lifetime time.Duration) (core.CallStatus, error)
+	// SetNetwork replaces what the claim of a sandbox lets it reach. CallOK: every egress gateway has the rules.
+	// CallNotReady: they hold, and Why says how many gateways have not acknowledged them; without a Why they do not.
+	// CallUnfit: nothing would enforce them.
+	SetNetwork(ctx context.Context, id string, rules core.EgressRules) (core.SandboxCallAnswered, error)
 	// Activities returns at most `most` of the live sandboxes that match, by ID, and the number of
 	// omitted ones.
 	Activities(ctx context.Context, filter Filter, most int) ([]core.ActivityStatus, int, error)
@@ -214,12 +220,12 @@ type api struct {
 	Options
 	forwarder *httputil.ReverseProxy
 	// slow has the calls that ask a kubelet or the API server.
-	claims, others, sleeps, wakes, snapshots, slow, streams *class
-	answers                                                 *budget
-	rates                                                   *keyRates
-	counts                                                  *metrics
-	audit                                                   audit
-	operations                                              map[string]string // IDs by the mux's pattern
+	claims, others, networks, sleeps, wakes, snapshots, slow, streams *class
+	answers                                                           *budget
+	rates                                                             *keyRates
+	counts                                                            *metrics
+	audit                                                             audit
+	operations                                                        map[string]string // IDs by the mux's pattern
 }
 
 // New returns the handler, or an error that names the missing options.
@@ -231,7 +237,7 @@ func New(o Options) (http.Handler, error) {
 	o.Log = o.Log.Named("api")
 	a := &api{
 		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, counts: newMetrics(), operations: map[string]string{},
-		claims: newClass(claimSlots(o.ClaimQueue), MaxWait+answerWait+agents.RestoreFor), others: newClass(inFlight, answerWait),
+		claims: newClass(claimSlots(o.ClaimQueue), MaxWait+answerWait+agents.RestoreFor), others: newClass(inFlight, answerWait), networks: newClass(inFlight, networkWait),
 		sleeps: newClass(inFlight, snapshotWait), wakes: newClass(inFlight, wakeWait), snapshots: newClass(snapshotsInFlight, snapshotWait), slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
 	}
 	a.streams.slots.most = teamStreams

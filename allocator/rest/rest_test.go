@@ -56,7 +56,7 @@ type fake struct {
 	phase       core.Phase          // of what is claimed
 	claimed     func(*core.Sandbox) // changes what is claimed
 	status      core.CallStatus
-	why         string // of a Sleep
+	why         string // of a Sleep or a SetNetwork
 	store       *snapshots.Store
 	outstanding int
 
@@ -99,6 +99,7 @@ type fake struct {
 	queries  []Query
 	scaled   []string
 	stops    []bool // of the calls of Sleep
+	rules    core.EgressRules
 	// extending is how long the last call of Extend may take.
 	extending time.Duration
 }
@@ -357,6 +358,13 @@ func (f *fake) SetTimeout(ctx context.Context, id string, lifetime time.Duration
 	f.kept = append(f.kept, id+" "+lifetime.String())
 	f.mu.Unlock()
 	return f.status, f.wait(ctx)
+}
+
+func (f *fake) SetNetwork(ctx context.Context, id string, rules core.EgressRules) (core.SandboxCallAnswered, error) {
+	f.mu.Lock()
+	f.kept, f.rules = append(f.kept, id), rules
+	f.mu.Unlock()
+	return core.SandboxCallAnswered{Status: f.status, Why: f.why}, f.wait(ctx)
 }
 
 func (f *fake) Activities(ctx context.Context, filter Filter, most int) ([]core.ActivityStatus, int, error) {

@@ -41,6 +41,7 @@ func (a *api) actions() map[string]action {
 		"listSnapshots":         {class: a.slow, f: a.listSnapshots},
 		"deleteSnapshot":        {class: a.slow, f: a.deleteSnapshot, again: true},
 		"setTimeout":            {class: a.others, f: a.setTimeout, again: true},
+		"updateNetwork":         {class: a.networks, f: a.setNetwork, again: true},
 		"refreshSandbox":        {class: a.others, f: a.refresh, again: true},
 		"listTemplates":         {class: a.others, f: a.listTemplates},
 		"getTemplateByAlias":    {class: a.others, f: a.getTemplateByAlias},

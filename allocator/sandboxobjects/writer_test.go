@@ -47,7 +47,8 @@ func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 			LifetimeEnd: time.Unix(1_700_086_400, 0).UTC(), StartBy: time.Unix(1_700_000_120, 0).UTC(), IdleTimeout: 90 * time.Second, MinBytes: 2048,
 			Team: "team", User: "user", IdempotencyKey: "key", RequestHash: [32]byte{1, 2, 3}, Batch: "batch",
 			Lifetime: time.Hour, Sleep: core.SleepPolicy{WhenIdle: true, AtEnd: true, WakeOnTraffic: true, StopAfter: time.Minute},
-			Access: core.AccessTeam, MaskHost: "localhost:${PORT}", Agent: core.Agent{Port: 49983, Public: true}, HTTPSPorts: []uint16{443, 8443},
+			Access: core.AccessTeam, MaskHost: "localhost:${PORT}", Agent: core.Agent{Port: 49983, Public: true, Egress: true}, HTTPSPorts: []uint16{443, 8443},
+			Network: core.EgressRules{Allow: []string{"*.example.com", "192.0.2.1"}, Deny: []string{"0.0.0.0/0"}},
 		},
 		AsleepAt: time.Unix(1_700_000_070, 0).UTC(), Wakeable: true, Incarnation: 2, Archive: "archives/team/a",
 		LastActive:  time.Unix(1_700_000_060, 0).UTC(),
@@ -166,6 +167,35 @@ func TestObjectsOnlyMoveForwardsAndCanBeRead(t *testing.T) {
 	require.Empty(t, p.list().Sandboxes)
 }
 
+// A call replaces the rules and can take them away. An edit of the object, which has no new revision, is refused.
+//
+// Invariant: I5
+func TestOnlyNewRevisionsChangeTheRulesOfAnObject(t *testing.T) {
+	p := newWriter(t, shared.Start(t))
+	ruled := func(counter uint64, rules core.EgressRules) core.Sandbox {
+		s := sandbox(core.Running, 1, counter)
+		s.Network = rules
+		return s
+	}
+	for counter, rules := range []core.EgressRules{
+		{Allow: []string{"a.example"}, Deny: []string{"0.0.0.0/0"}}, {Deny: []string{"192.0.2.0/24"}}, {}, {Allow: []string{"192.0.2.1"}}, {},
+		{Allow: []string{"a.example"}, Deny: []string{"0.0.0.0/0"}},
+	} {
+		s := ruled(uint64(counter)+1, rules)
+		p.write(s)
+		require.Equal(t, []core.Sandbox{s}, p.list().Sandboxes)
+	}
+	before := p.list().Sandboxes
+	for _, edit := range []string{
+		`{"spec":{"networkAllow":["b.example"]}}`, `{"spec":{"networkAllow":null}}`, `{"spec":{"networkDeny":null}}`, `{"spec":{"networkDeny":["0.0.0.0/0","192.0.2.1"]}}`,
+	} {
+		err := p.clients.Berth.Patch(types.MergePatchType).Namespace("default").Resource("sandboxes").Name(before[0].ID).Body([]byte(edit)).Do(t.Context()).Error()
+		require.ErrorContains(t, err, "change them with PUT /sandboxes/{id}/network", edit)
+	}
+	require.Equal(t, before, p.list().Sandboxes)
+	p.write(ruled(9, core.EgressRules{}))
+}
+
 func TestFinalizerKeepsDeletedObjectsWhileNeeded(t *testing.T) {
 	p := newWriter(t, shared.Start(t))
 	for name, key := range map[string]string{"without a key until it has ended": "", "with an internal key too": fact.InternalKeys + "k", "with a key until it is forgotten": "key"} {
@@ -212,11 +242,13 @@ func TestStoppedSandboxMovesToAnotherPod(t *testing.T) {
 // journal any more.
 func TestObjectHoldsEveryFieldOfASandbox(t *testing.T) {
 	full := sandbox(core.Ended, 2, 1)
+	full.PoolEgress = &core.PoolEgress{} // the pool has it
 	for _, v := range []reflect.Value{reflect.ValueOf(full), reflect.ValueOf(full.Binding)} {
 		for i := range v.NumField() {
 			require.False(t, v.Field(i).IsZero(), "%s: this test does not know it yet", v.Type().Field(i).Name)
 		}
 	}
+	full.PoolEgress = nil
 	p := newWriter(t, shared.Start(t))
 	for i, edit := range []func(*core.Sandbox){
 		func(*core.Sandbox) {},

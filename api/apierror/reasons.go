@@ -64,6 +64,8 @@ const (
 	EgressCredential   Reason = "egress_credential"
 	EgressUnreachable  Reason = "egress_unreachable"
 	EgressReset        Reason = "egress_reset"
+	EgressMissing      Reason = "egress_missing"
+	EgressPending      Reason = "egress_pending"
 	APIUnreachable     Reason = "api_unreachable"
 	APIReset           Reason = "api_reset"
 	RouterNotReady     Reason = "router_not_ready"
@@ -166,6 +168,8 @@ var kinds = []Kind{
 		When: "the sandbox has been released; the message says when and [why](../lifetimes.md), from the router only if the sandbox was public; the API says so with status 404, but for one that was claimed with the same `Idempotency-Key`", Do: "claim another one"},
 	{Reason: SandboxState, Code: http.StatusConflict, GRPC: codes.FailedPrecondition, By: []Sender{API},
 		When: "the sandbox is asleep or stopped, or falls asleep or wakes", Do: "wake it with `POST /sandboxes/{id}/connect`"},
+	{Reason: EgressMissing, Code: http.StatusConflict, GRPC: codes.FailedPrecondition, By: []Sender{API},
+		When: "the sandbox is to get rules of what it may reach, and what leaves its pod does not go through an egress gateway, so nothing would enforce them", Do: "set `spec.egress.mode` of the pool to `Gateway`, and claim another sandbox"},
 	{Reason: SleepFailed, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{API},
 		When: "the agent in the sandbox could not stop all of its processes; they run on, and the message says which it was", Do: "see [sleep](../sleep.md) for what cannot be stopped"},
 	{Reason: SnapshotTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
@@ -212,6 +216,8 @@ var kinds = []Kind{
 		When: "the sandbox was claimed, and its pool's `postStart` hook was not answered for as long as requests wait (`holdSeconds`), or too many of them wait", Do: "try again"},
 	{Reason: SandboxBusy, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 5, By: []Sender{API},
 		When: "the sandbox cannot fall asleep at the moment: it starts, or a router that may send it requests is not connected, or does not acknowledge; the message says which", Do: "try again"},
+	{Reason: EgressPending, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 5, By: []Sender{API},
+		When: "the sandbox has new rules of what it may reach, and not every egress gateway has acknowledged them within 10 s: one of those that the message counts may still use the rules of before", Do: "make the same call again, which waits again; operators: is an egress gateway cut off?"},
 	{Reason: SandboxQuiesced, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
 		When: "the sandbox seemed idle, and for 2 s the allocator has not decided whether it is released, or too many requests wait for that", Do: "try again"},
 	{Reason: SandboxAsleep, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, By: []Sender{Router},

@@ -14,6 +14,7 @@ type Program string
 const (
 	Allocator Program = "allocator"
 	Router    Program = "extproc"
+	Egress    Program = "egress"
 )
 
 // Type is a type of metrics.

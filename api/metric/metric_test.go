@@ -15,7 +15,7 @@ import (
 )
 
 func TestMetricReferenceIsTheGoldenFile(t *testing.T) {
-	for _, of := range []Program{Allocator, Router} {
+	for _, of := range []Program{Allocator, Router, Egress} {
 		table := "| metric | type | labels | unit | meaning | when it moves |\n|---|---|---|---|---|---|\n"
 		for _, r := range Table(of) {
 			labels := ""
@@ -30,7 +30,7 @@ func TestMetricReferenceIsTheGoldenFile(t *testing.T) {
 
 func TestEveryRowSaysWhatItMeansAndWhatToDo(t *testing.T) {
 	for name, r := range rows {
-		require.Contains(t, []Program{Allocator, Router}, r.Program, name)
+		require.Contains(t, []Program{Allocator, Router, Egress}, r.Program, name)
 		for field, text := range map[string]string{"Help": r.Help, "Moves": r.Moves} {
 			require.True(t, strings.HasSuffix(text, "."), "%s of %s is no sentence: %q", field, name, text)
 		}

@@ -260,6 +260,24 @@ func (e OnEnd) Valid() bool {
 	}
 }
 
+// Defines values for PoolSpecEgressMode.
+const (
+	Gateway PoolSpecEgressMode = "Gateway"
+	None    PoolSpecEgressMode = "None"
+)
+
+// Valid indicates whether the value is a known member of the PoolSpecEgressMode enum.
+func (e PoolSpecEgressMode) Valid() bool {
+	switch e {
+	case Gateway:
+		return true
+	case None:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for PoolSpecOnRestart.
 const (
 	PoolSpecOnRestartKeep    PoolSpecOnRestart = "Keep"
@@ -1100,15 +1118,17 @@ type ListedSession struct {
 	SessionID string `json:"sessionID"`
 }
 
-// NewClaims The options apply to each sandbox. metadata, user, network.maskRequestHost, network.httpsPorts and
-// the Idempotency-Key have at most 128 KiB, count times.
+// NewClaims The options apply to each sandbox. metadata, user, network.maskRequestHost, network.httpsPorts, network.allowOut,
+// network.denyOut and the Idempotency-Key have at most 128 KiB, count times.
 type NewClaims struct {
 	// Access That of the pool, or a stricter one (public, token, team, in that order). The pool's if it is absent.
 	Access *Access `json:"access,omitempty"`
 
 	// Activity The pool's if it is absent.
-	Activity            *ActivityMode `json:"activity,omitempty"`
-	AllowInternetAccess *bool         `json:"allow_internet_access,omitempty"`
+	Activity *ActivityMode `json:"activity,omitempty"`
+
+	// AllowInternetAccess false is the same as 0.0.0.0/0 in denyOut, true as nothing. false needs a pool whose spec.egress.mode is Gateway.
+	AllowInternetAccess *bool `json:"allow_internet_access,omitempty"`
 
 	// AtLeast How many are enough when waitTimeout is over. Absent: count.
 	AtLeast *int `json:"atLeast,omitempty"`
@@ -1224,8 +1244,10 @@ type NewSandbox struct {
 	Access *Access `json:"access,omitempty"`
 
 	// Activity The pool's if it is absent.
-	Activity            *ActivityMode `json:"activity,omitempty"`
-	AllowInternetAccess *bool         `json:"allow_internet_access,omitempty"`
+	Activity *ActivityMode `json:"activity,omitempty"`
+
+	// AllowInternetAccess false is the same as 0.0.0.0/0 in denyOut, true as nothing. false needs a pool whose spec.egress.mode is Gateway.
+	AllowInternetAccess *bool `json:"allow_internet_access,omitempty"`
 
 	// AutoPause The same as onTimeout Sleep, and false as Release. It needs a pool whose sandboxes can sleep. Another pool
 	// answers 501 if it is true, or releases the sandbox at its timeout all the same if it has acceptPause End.
@@ -1302,13 +1324,18 @@ type NewSandbox struct {
 
 // NewSandboxNetwork defines model for NewSandboxNetwork.
 type NewSandboxNetwork struct {
+	// AllowOut What the sandbox may reach although denyOut has it, within what its pool lets it reach: host names, "*.example.com" for
+	// the names below one, IP addresses and CIDRs. A name needs 0.0.0.0/0 in denyOut. allowOut and denyOut have 4 KiB
+	// together, and need a pool whose spec.egress.mode is Gateway.
 	AllowOut []string `json:"allowOut,omitempty"`
 
 	// AllowPublicTraffic false asks for the access token, or a stricter one if the pool has it; true for the access public.
-	AllowPublicTraffic *bool       `json:"allowPublicTraffic,omitempty"`
-	DenyOut            []string    `json:"denyOut,omitempty"`
-	DNSServers         []string    `json:"dnsServers,omitempty"`
-	EgressProxy        interface{} `json:"egressProxy,omitempty"`
+	AllowPublicTraffic *bool `json:"allowPublicTraffic,omitempty"`
+
+	// DenyOut IP addresses and CIDRs that it may not reach unless allowOut has them. 0.0.0.0/0 stands for everything, IPv6 included.
+	DenyOut     []string    `json:"denyOut,omitempty"`
+	DNSServers  []string    `json:"dnsServers,omitempty"`
+	EgressProxy interface{} `json:"egressProxy,omitempty"`
 
 	// HTTPSPorts Ports to which the gateway speaks TLS. It does not verify the certificate.
 	HTTPSPorts []int `json:"httpsPorts,omitempty"`
@@ -1459,6 +1486,9 @@ type PoolSpec struct {
 	// DiskSizeMB MiB of ephemeral storage that it limits a pod to; 0 for no limit.
 	DiskSizeMB int `json:"diskSizeMB"`
 
+	// EgressMode Gateway: its sandboxes have rules of what they may reach, and a claim may add some.
+	EgressMode PoolSpecEgressMode `json:"egressMode"`
+
 	// EnvdVersion The version of the agent in its pods.
 	EnvdVersion string `json:"envdVersion"`
 
@@ -1496,6 +1526,9 @@ type PoolSpec struct {
 	// Warm How many pods it keeps warm.
 	Warm int `json:"warm"`
 }
+
+// PoolSpecEgressMode Gateway: its sandboxes have rules of what they may reach, and a claim may add some.
+type PoolSpecEgressMode string
 
 // PoolSpecOnRestart What becomes of a sandbox when a container of its pod restarts.
 type PoolSpecOnRestart string
@@ -1579,6 +1612,9 @@ type Sandbox struct {
 	// Alias The name of its pool.
 	Alias string `json:"alias,omitempty"`
 
+	// AllowInternetAccess false: the rules of its claim let it reach nothing. Absent: they let it reach something.
+	AllowInternetAccess *bool `json:"allowInternetAccess,omitempty"`
+
 	// AsleepAt When it fell asleep, also if it was stopped since; absent if it is awake.
 	AsleepAt *time.Time `json:"asleepAt,omitempty"`
 
@@ -1613,7 +1649,7 @@ type Sandbox struct {
 	MemoryMB int               `json:"memoryMB"`
 	Metadata map[string]string `json:"metadata,omitempty"`
 
-	// Network Absent for a public sandbox without the other two.
+	// Network Absent for a public sandbox without the others.
 	Network *SandboxNetwork `json:"network,omitempty"`
 
 	// PauseMode What a sandbox that is paused has kept: everything, or its files alone if it is stopped. Absent if it is not paused.
@@ -1769,11 +1805,33 @@ type SandboxMetric struct {
 	TimestampUnix int64     `json:"timestampUnix"`
 }
 
-// SandboxNetwork Absent for a public sandbox without the other two.
+// SandboxNetwork Absent for a public sandbox without the others.
 type SandboxNetwork struct {
-	AllowPublicTraffic bool   `json:"allowPublicTraffic"`
-	HTTPSPorts         []int  `json:"httpsPorts,omitempty"`
-	MaskRequestHost    string `json:"maskRequestHost,omitempty"`
+	// AllowOut What it may reach although denyOut has it, as its claim or the latest PUT has said.
+	AllowOut           []string `json:"allowOut,omitempty"`
+	AllowPublicTraffic bool     `json:"allowPublicTraffic"`
+
+	// DenyOut What it may not reach unless allowOut has it.
+	DenyOut         []string `json:"denyOut,omitempty"`
+	HTTPSPorts      []int    `json:"httpsPorts,omitempty"`
+	MaskRequestHost string   `json:"maskRequestHost,omitempty"`
+}
+
+// SandboxNetworkUpdate defines model for SandboxNetworkUpdate.
+type SandboxNetworkUpdate struct {
+	// AllowOut What the sandbox may reach although denyOut has it, within what its pool lets it reach: host names, "*.example.com" for
+	// the names below one, IP addresses and CIDRs. A name needs 0.0.0.0/0 in denyOut. allowOut and denyOut have 4 KiB
+	// together, and need a pool whose spec.egress.mode is Gateway.
+	AllowOut []string `json:"allowOut,omitempty"`
+
+	// AllowInternetAccess false is the same as 0.0.0.0/0 in denyOut, true as nothing. false needs a pool whose spec.egress.mode is Gateway.
+	AllowInternetAccess *bool `json:"allow_internet_access,omitempty"`
+
+	// DenyOut IP addresses and CIDRs that it may not reach unless allowOut has them. 0.0.0.0/0 stands for everything, IPv6 included.
+	DenyOut     []string    `json:"denyOut,omitempty"`
+	DNSServers  []string    `json:"dnsServers,omitempty"`
+	EgressProxy interface{} `json:"egressProxy,omitempty"`
+	Rules       interface{} `json:"rules,omitempty"`
 }
 
 // SandboxRecord defines model for SandboxRecord.
@@ -2452,6 +2510,9 @@ type CreateSandboxJSONRequestBody = NewSandbox
 // ConnectSandboxJSONRequestBody defines body for ConnectSandbox for application/json ContentType.
 type ConnectSandboxJSONRequestBody ConnectSandboxJSONBody
 
+// UpdateNetworkJSONRequestBody defines body for UpdateNetwork for application/json ContentType.
+type UpdateNetworkJSONRequestBody = SandboxNetworkUpdate
+
 // PauseSandboxJSONRequestBody defines body for PauseSandbox for application/json ContentType.
 type PauseSandboxJSONRequestBody PauseSandboxJSONBody
 
@@ -2767,6 +2828,28 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 	GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// UpdateNetworkWithBody Replace what a sandbox may reach.
+	//
+	// Counts as use. What the body leaves out is taken away. The answer comes when every egress gateway has the new rules
+	// and has ended what they refuse. 503 `egress_pending`: the rules hold, and some gateway has not said so within 10 s; the same
+	// call waits again. 409 `egress_missing`: what leaves the pod does not go through an egress gateway.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PUT /sandboxes/{sandboxID}/network (the `UpdateNetwork` operationId).
+	UpdateNetworkWithBody(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// UpdateNetwork Replace what a sandbox may reach.
+	//
+	// Counts as use. What the body leaves out is taken away. The answer comes when every egress gateway has the new rules
+	// and has ended what they refuse. 503 `egress_pending`: the rules hold, and some gateway has not said so within 10 s; the same
+	// call waits again. 409 `egress_missing`: what leaves the pod does not go through an egress gateway.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PUT /sandboxes/{sandboxID}/network (the `UpdateNetwork` operationId).
+	UpdateNetwork(ctx context.Context, sandboxID SandboxID, body UpdateNetworkJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// PauseSandboxWithBody Have a sandbox fall asleep, or stop it.
 	//
@@ -3601,6 +3684,48 @@ func (c *Client) GetSandboxLogs(ctx context.Context, sandboxID SandboxID, params
 // Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 func (c *Client) GetSandboxMetrics(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetSandboxMetricsRequest(c.Server, sandboxID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// UpdateNetworkWithBody Replace what a sandbox may reach.
+//
+// Counts as use. What the body leaves out is taken away. The answer comes when every egress gateway has the new rules
+// and has ended what they refuse. 503 `egress_pending`: the rules hold, and some gateway has not said so within 10 s; the same
+// call waits again. 409 `egress_missing`: what leaves the pod does not go through an egress gateway.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PUT /sandboxes/{sandboxID}/network (the `UpdateNetwork` operationId).
+func (c *Client) UpdateNetworkWithBody(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewUpdateNetworkRequestWithBody(c.Server, sandboxID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// UpdateNetwork Replace what a sandbox may reach.
+//
+// Counts as use. What the body leaves out is taken away. The answer comes when every egress gateway has the new rules
+// and has ended what they refuse. 503 `egress_pending`: the rules hold, and some gateway has not said so within 10 s; the same
+// call waits again. 409 `egress_missing`: what leaves the pod does not go through an egress gateway.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PUT /sandboxes/{sandboxID}/network (the `UpdateNetwork` operationId).
+func (c *Client) UpdateNetwork(ctx context.Context, sandboxID SandboxID, body UpdateNetworkJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewUpdateNetworkRequest(c.Server, sandboxID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -5929,6 +6054,53 @@ func NewGetSandboxMetricsRequest(server string, sandboxID SandboxID, params *Get
 	return req, nil
 }
 
+// NewUpdateNetworkRequest calls the generic UpdateNetwork builder with application/json body
+func NewUpdateNetworkRequest(server string, sandboxID SandboxID, body UpdateNetworkJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewUpdateNetworkRequestWithBody(server, sandboxID, "application/json", bodyReader)
+}
+
+// NewUpdateNetworkRequestWithBody constructs an http.Request for the UpdateNetwork method, with any body, and a specified content type
+func NewUpdateNetworkRequestWithBody(server string, sandboxID SandboxID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "sandboxID", sandboxID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/sandboxes/%s/network", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewPauseSandboxRequest calls the generic PauseSandbox builder with application/json body
 func NewPauseSandboxRequest(server string, sandboxID SandboxID, body PauseSandboxJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -7815,6 +7987,28 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /sandboxes/{sandboxID}/metrics (the `GetSandboxMetrics` operationId).
 	GetSandboxMetricsWithResponse(ctx context.Context, sandboxID SandboxID, params *GetSandboxMetricsParams, reqEditors ...RequestEditorFn) (*GetSandboxMetricsResponse, error)
 
+	// UpdateNetworkWithBodyWithResponse Replace what a sandbox may reach.
+	//
+	// Counts as use. What the body leaves out is taken away. The answer comes when every egress gateway has the new rules
+	// and has ended what they refuse. 503 `egress_pending`: the rules hold, and some gateway has not said so within 10 s; the same
+	// call waits again. 409 `egress_missing`: what leaves the pod does not go through an egress gateway.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /sandboxes/{sandboxID}/network (the `UpdateNetwork` operationId).
+	UpdateNetworkWithBodyWithResponse(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*UpdateNetworkResponse, error)
+
+	// UpdateNetworkWithResponse Replace what a sandbox may reach.
+	//
+	// Counts as use. What the body leaves out is taken away. The answer comes when every egress gateway has the new rules
+	// and has ended what they refuse. 503 `egress_pending`: the rules hold, and some gateway has not said so within 10 s; the same
+	// call waits again. 409 `egress_missing`: what leaves the pod does not go through an egress gateway.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /sandboxes/{sandboxID}/network (the `UpdateNetwork` operationId).
+	UpdateNetworkWithResponse(ctx context.Context, sandboxID SandboxID, body UpdateNetworkJSONRequestBody, reqEditors ...RequestEditorFn) (*UpdateNetworkResponse, error)
+
 	// PauseSandboxWithBodyWithResponse Have a sandbox fall asleep, or stop it.
 	//
 	// Asleep: its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
@@ -9502,6 +9696,47 @@ func (r GetSandboxMetricsResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r GetSandboxMetricsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type UpdateNetworkResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r UpdateNetworkResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r UpdateNetworkResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r UpdateNetworkResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r UpdateNetworkResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r UpdateNetworkResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -11357,6 +11592,40 @@ func (c *ClientWithResponses) GetSandboxMetricsWithResponse(ctx context.Context,
 	return ParseGetSandboxMetricsResponse(rsp)
 }
 
+// UpdateNetworkWithBodyWithResponse Replace what a sandbox may reach.
+//
+// Counts as use. What the body leaves out is taken away. The answer comes when every egress gateway has the new rules
+// and has ended what they refuse. 503 `egress_pending`: the rules hold, and some gateway has not said so within 10 s; the same
+// call waits again. 409 `egress_missing`: what leaves the pod does not go through an egress gateway.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /sandboxes/{sandboxID}/network (the `UpdateNetwork` operationId).
+func (c *ClientWithResponses) UpdateNetworkWithBodyWithResponse(ctx context.Context, sandboxID SandboxID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*UpdateNetworkResponse, error) {
+	rsp, err := c.UpdateNetworkWithBody(ctx, sandboxID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseUpdateNetworkResponse(rsp)
+}
+
+// UpdateNetworkWithResponse Replace what a sandbox may reach.
+//
+// Counts as use. What the body leaves out is taken away. The answer comes when every egress gateway has the new rules
+// and has ended what they refuse. 503 `egress_pending`: the rules hold, and some gateway has not said so within 10 s; the same
+// call waits again. 409 `egress_missing`: what leaves the pod does not go through an egress gateway.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /sandboxes/{sandboxID}/network (the `UpdateNetwork` operationId).
+func (c *ClientWithResponses) UpdateNetworkWithResponse(ctx context.Context, sandboxID SandboxID, body UpdateNetworkJSONRequestBody, reqEditors ...RequestEditorFn) (*UpdateNetworkResponse, error) {
+	rsp, err := c.UpdateNetwork(ctx, sandboxID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseUpdateNetworkResponse(rsp)
+}
+
 // PauseSandboxWithBodyWithResponse Have a sandbox fall asleep, or stop it.
 //
 // Asleep: its processes are stopped, and it keeps its pod, its memory and its files. It is answered when that is so and
@@ -12871,6 +13140,35 @@ func ParseGetSandboxMetricsResponse(rsp *http.Response) (*GetSandboxMetricsRespo
 			return nil, err
 		}
 		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseUpdateNetworkResponse parses an HTTP response from a UpdateNetworkWithResponse call
+func ParseUpdateNetworkResponse(rsp *http.Response) (*UpdateNetworkResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &UpdateNetworkResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Error

@@ -146,12 +146,13 @@ func TestOnlyWhatChangesBehaviourIsRefused(t *testing.T) {
 		`"secure":true`, `"allow_internet_access":true`, `"autoPause":false`, `"envVars":{}`, `"autoResume":{"enabled":false}`, `"mcp":null`,
 		`"volumeMounts":[]`, `"network":{"allowPublicTraffic":true,"allowOut":[]}`, `"autoPauseMemory":true`,
 		`"network":{"allowPublicTraffic":false,"maskRequestHost":"localhost","httpsPorts":[443]}`,
+		`"allow_internet_access":false,"network":{"allowOut":["a.b"],"denyOut":["0.0.0.0/0"],"rules":{}}`,
 	} {
 		require.NoError(t, create.Body.Check([]byte(`{"templateID":"a",`+fields+`}`)), fields)
 	}
 	for fields, field := range map[string]string{
-		`"allow_internet_access":false`:  "allow_internet_access",
-		`"network":{"allowOut":["a.b"]}`: "network.allowOut",
+		`"volumeMounts":[{"name":"a"}]`:    "volumeMounts",
+		`"network":{"rules":{"a.b":[{}]}}`: "network.rules",
 	} {
 		var problem *Problem
 		require.ErrorAs(t, create.Body.Check([]byte(`{"templateID":"a",`+fields+`}`)), &problem, fields)

@@ -8,6 +8,8 @@
 //   - The secret is the SHA-256 of the token. It is part of the route. It verifies the token, and
 //     is the key of the other credentials. It is not the token: a router cannot make one.
 //   - The agent token opens AgentPort only. E2B's SDKs send it there and send no token there.
+//   - The egress token names the sandbox to the egress gateway. A new one comes with each incarnation. The gateway has
+//     its SHA-256 only.
 //   - A link opens one port in a browser until it expires. Its answer sets a cookie, which opens
 //     the same port until the same moment.
 //

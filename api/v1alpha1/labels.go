@@ -8,6 +8,11 @@ const (
 	LabelPool = "berth.sh/pool"
 	// LabelTemplate is a hash of the template the pod was made from.
 	LabelTemplate = "berth.sh/template"
+	// LabelEgress is EgressByGateway if the pod reaches the egress gateway only, and missing otherwise. NetworkPolicies
+	// select the pods by it. The allocator knows a pod from the pod's spec, puts the label back on one with a sandbox
+	// when it was removed, and does not hand out one without it.
+	LabelEgress     = "berth.sh/egress"
+	EgressByGateway = "gateway"
 	// LabelPhase is one of the Phase constants. It follows what the allocator has
 	// on record and is for people: nothing depends on it, but that a pod which is
 	// not marked as warm and on no record is never handed out.

@@ -313,6 +313,11 @@ type SandboxPoolSpec struct {
 	// +optional
 	Agent *PoolAgent `json:"agent,omitempty"`
 
+	// Egress is what may leave the pods. Absent: what the network of the cluster lets through. A change of mode replaces
+	// idle pods, and sandboxes keep that of their pod. A change of the rules counts at once, also for sandboxes.
+	// +optional
+	Egress *PoolEgress `json:"egress,omitempty"`
+
 	// EnvdVersion is the version of the agent that E2B's SDKs find in the pods of this pool. They
 	// derive from it which features they use. Absent: that of Berth's agent, or 0.1.0 without one.
 	// +kubebuilder:validation:MaxLength=32
@@ -432,6 +437,55 @@ const (
 	PauseRefused AcceptPause = "Never"
 	PauseEnds    AcceptPause = "End"
 )
+
+// PoolEgress says what may leave the pods of a pool. Both the pool and the claim must allow a destination.
+type PoolEgress struct {
+	// Mode None: the network of the cluster says what may leave. Gateway: the pods reach the egress gateway and nothing
+	// else, not even DNS, and it lets requests of HTTP and tunnels through by the rules of the pool and of the claim. It
+	// needs an agent.
+	// +kubebuilder:default=None
+	// +optional
+	Mode EgressMode `json:"mode,omitempty"`
+	// Allow is what may be reached although deny has it: host names, "*.example.com" for the names below one, IP
+	// addresses, CIDRs, and 0.0.0.0/0 for all of them.
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=1024
+	// +listType=set
+	// +optional
+	Allow []string `json:"allow,omitempty"`
+	// Deny is what may not be reached unless allow has it: IP addresses and CIDRs. 0.0.0.0/0: nothing but allow.
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=1024
+	// +listType=set
+	// +optional
+	Deny []string `json:"deny,omitempty"`
+	// Ports that may be reached. Absent: 80 and 443.
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:Minimum=1
+	// +kubebuilder:validation:items:Maximum=65535
+	// +listType=set
+	// +optional
+	Ports []int32 `json:"ports,omitempty"`
+}
+
+// EgressMode says what decides what may leave the pods of a pool.
+//
+// +kubebuilder:validation:Enum=None;Gateway
+type EgressMode string
+
+// The modes of egress.
+const (
+	EgressNone    EgressMode = "None"
+	EgressGateway EgressMode = "Gateway"
+)
+
+// EgressEnabled returns the egress rules of a pool whose mode is Gateway; nil: it has another one.
+func (s *SandboxPoolSpec) EgressEnabled() *PoolEgress {
+	if s.Egress == nil || s.Egress.Mode != EgressGateway {
+		return nil
+	}
+	return s.Egress
+}
 
 // AgentNewFiles is where the agent makes files for a user.
 //
@@ -606,10 +660,12 @@ const (
 	PoolProgressing = "Progressing"
 	// PoolDegraded is True while something keeps the pool from what it asks for. The message quotes
 	// the API server, the scheduler or the kubelet. Reasons:
-	//   - PodSecurity, PreStop, Agent, Recycle, Sleep, Stop: no pod is made from the template, because it asks for
+	//   - PodSecurity, PreStop, Agent, Recycle, Sleep, Stop, Egress: no pod is made from the template, because it asks for
 	//     more than the allocator's --pod-security allows, has a preStop action other than sleep, leaves no
 	//     room for the agent, is for pods that cannot be recycled, is for sandboxes that cannot sleep
-	//     although onIdle, onTimeout or stopAfter says so, or has stopAfter although the allocators have no object store;
+	//     although onIdle, onTimeout or stopAfter says so, has stopAfter although the allocators have no object store, or has
+	//     an egress mode or rules that cannot be;
+	//   - EgressNotEnforced: the network lets pods that are to reach the egress gateway only reach more, so none is ready;
 	//   - QuotaExceeded, CreateFailed: the API server refused the last pod;
 	//   - Unschedulable, ImagePullFailed, StartFailed, CrashLoop, OOMKilled, Failed, Evicted, Preempted,
 	//     NodeLost, Deleted, NeverReady: pods do not become ready, or end before they can be used:
@@ -640,13 +696,16 @@ const (
 	PoolRecycleRefused = "Recycle"
 	PoolSleepRefused   = "Sleep"
 	PoolStopRefused    = "Stop"
-	PoolQuotaExceeded  = "QuotaExceeded"
-	PoolCreateFailed   = "CreateFailed"
-	PoolNodesUnusable  = "NodesUnusable"
-	PoolSyncFailed     = "SyncFailed"
-	PoolFenced         = "Fenced"
-	PoolQuarantine     = "Quarantine"
-	PoolWithheld       = "Withheld"
+	PoolEgressRefused  = "Egress"
+	// PoolEgressNotEnforced: pods that are to reach the egress gateway only reach more.
+	PoolEgressNotEnforced = "EgressNotEnforced"
+	PoolQuotaExceeded     = "QuotaExceeded"
+	PoolCreateFailed      = "CreateFailed"
+	PoolNodesUnusable     = "NodesUnusable"
+	PoolSyncFailed        = "SyncFailed"
+	PoolFenced            = "Fenced"
+	PoolQuarantine        = "Quarantine"
+	PoolWithheld          = "Withheld"
 )
 
 // TemplateRefused reports whether the conditions say that no pod is made from the template.
@@ -654,7 +713,7 @@ func (s *SandboxPoolStatus) TemplateRefused() bool {
 	for _, c := range s.Conditions {
 		if c.Type == PoolDegraded && c.Status == metav1.ConditionTrue {
 			switch c.Reason {
-			case PoolPodSecurity, PoolPreStop, PoolAgentRefused, PoolRecycleRefused, PoolSleepRefused, PoolStopRefused:
+			case PoolPodSecurity, PoolPreStop, PoolAgentRefused, PoolRecycleRefused, PoolSleepRefused, PoolStopRefused, PoolEgressRefused:
 				return true
 			}
 		}

@@ -1,7 +1,8 @@
 // Command agent runs in sandboxes, where it is installed as berth-agent. It serves E2B's SDKs, as package
 // agent says.
 //
-//	berth-agent install DIR             copies itself to DIR/berth-agent, for an init container
+//	berth-agent install DIR             copies itself to DIR/berth-agent, for an init container. With BERTH_EGRESS it
+//	                                    first waits until the pod reaches the egress gateway only
 //	berth-agent run                     serves, beside the image's own programs
 //	berth-agent run -- COMMAND ARG...   serves, and runs the container's command as its child
 //	berth-agent clean DIR FILE          removes what an earlier sandbox has left, see package recycle
@@ -37,9 +38,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/alecthomas/kong"
 
+	"github.com/berth-sandbox/berth/agent/canary"
 	"github.com/berth-sandbox/berth/agent/initbox"
 	"github.com/berth-sandbox/berth/agent/recycle"
 )
@@ -68,7 +71,9 @@ type runCommand struct {
 }
 
 type installCommand struct {
-	Dir string `arg:"" help:"Directory. It has to exist."`
+	Dir     string `arg:"" help:"Directory. It has to exist."`
+	Egress  string `env:"BERTH_EGRESS" help:"If it is not empty: first wait until the network lets the pod reach the egress gateway only, as package canary tries it."`
+	Gateway string `env:"BERTH_EGRESS_GATEWAY" help:"Addresses of the egress gateway, host:port, comma-separated."`
 }
 
 // anywhere is the value of --new-files that lets the agent make files in directories of root.
@@ -129,6 +134,9 @@ func run(ctx context.Context, args []string, signals <-chan os.Signal, stdout, s
 	case err != nil:
 		return &exit{2, fmt.Errorf("flags: %w", err)}
 	case k.Selected().Name == "install":
+		if err := f.Install.closed(ctx, signals); err != nil {
+			return err
+		}
 		return f.Install.install()
 	case k.Selected().Name == "clean":
 		return f.Clean.clean()
@@ -150,6 +158,49 @@ func (c *cleanCommand) clean() error {
 		return err
 	}
 	return os.WriteFile(terminationLog, life, 0o666)
+}
+
+// patience is how long a network may take to enforce the policy of a new pod.
+const patience = 30 * time.Second
+
+// closed waits until the pod reaches the egress gateway only. A signal to end is an error.
+func (c *installCommand) closed(ctx context.Context, signals <-chan os.Signal) error {
+	if c.Egress == "" {
+		return nil
+	}
+	resolvConf, err := os.ReadFile("/etc/resolv.conf")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	targets, err := canary.Targets(os.Getenv, resolvConf)
+	if err != nil {
+		return err
+	}
+	return awaitClosed(ctx, signals, canary.Gateway(c.Gateway), targets, patience, terminationLog)
+}
+
+// awaitClosed writes to the file message what is wrong when patience is over.
+func awaitClosed(
+	ctx context.Context, signals <-chan os.Signal, gateway, targets []canary.Target, patience time.Duration, message string,
+) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	tried := make(chan error, 1)
+	go func() { tried <- canary.Await(ctx, gateway, targets, patience) }()
+	for {
+		select {
+		case s := <-signals:
+			if ends(s) {
+				cancel()
+			}
+		case err := <-tried:
+			if err == nil || ctx.Err() != nil {
+				return err
+			}
+			// The allocator reads it in the status of the pod.
+			return errors.Join(err, os.WriteFile(message, []byte(err.Error()), 0o666))
+		}
+	}
 }
 
 // install replaces DIR/berth-agent, so that a reader sees a whole program.

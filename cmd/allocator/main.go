@@ -27,6 +27,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator"
 	"github.com/berth-sandbox/berth/allocator/access"
+	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/controlserver"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
@@ -59,6 +60,8 @@ type flags struct {
 	AccessKeyFile    string        `name:"access-key-file" help:"File with the key of the tokens of sandboxes that are not public: 32 bytes or more, the same for all replicas. Another key makes all tokens and links invalid, and stopped sandboxes cannot be woken until the earlier one is back. Empty: every sandbox is public."`
 	AgentImage       string        `placeholder:"IMAGE" help:"Image of Berth's agent, for pools that ask for an agent and name no image. Empty: such pools are refused. A change replaces their idle pods."`
 	AsleepCPU        string        `name:"asleep-cpu" default:"20m" placeholder:"CPU" help:"What the container of a sandbox requests of CPU while the sandbox is asleep, 0 to 1000 cores. Its wake takes longer on a busy node if this is less. 0, or more than its own request: the request stays."`
+	EgressProxy      string        `name:"egress-proxy" placeholder:"URL" help:"Address at which pods reach the egress gateway, http://<host>:<port>. This replica looks the host up, because the pods reach no DNS. Empty: pools with egress.mode Gateway are refused."`
+	EgressUnchecked  bool          `name:"egress-unchecked" help:"Pods of pools with egress.mode Gateway do not try whether the network closes every other way: only for development. A change replaces their idle pods."`
 	SnapshotStore    string        `name:"snapshots" placeholder:"URL" help:"Object store for snapshots of sandboxes and for the files of stopped ones (docs/snapshots.md, docs/sleep.md): s3://BUCKET?region=REGION, gs://BUCKET, azblob://CONTAINER, or file:///DIRECTORY for development. Empty: snapshots and stops are refused. A change loses the snapshots in the other store, and sandboxes whose files are there stay stopped."`
 	SnapshotsKept    time.Duration `name:"snapshots-kept" default:"720h" help:"How long a snapshot is kept, 1m to 87600h. 0: until it is deleted. A change applies to later snapshots."`
 	SnapshotsPerTeam int           `name:"snapshots-per-team" default:"100" placeholder:"SNAPSHOTS" help:"How many snapshots a team may have, 1 to 10,000."`
@@ -215,7 +218,7 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	}
 	s.metrics = metric.NewRegistry(metric.Allocator)
 	if s.allocator, err = allocator.New(allocator.Options{
-		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage, AsleepCPU: s.asleepCPU, Snapshots: snapshotStore, SnapshotsKept: s.SnapshotsKept,
+		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage, AsleepCPU: s.asleepCPU, EgressProxy: s.EgressProxy, EgressUnchecked: s.EgressUnchecked, Snapshots: snapshotStore, SnapshotsKept: s.SnapshotsKept,
 		LeaseDuration: s.LeaseDuration, RenewDeadline: s.LeaseRenew, RetryPeriod: s.LeaseRetry,
 		ClaimWait: s.ClaimWait, MaxWaiting: s.ClaimQueue, TeamLimits: s.TeamLimits, KeyRate: rate.PerSecond(s.KeyCalls), JournalBytesPerSecond: s.JournalBytes,
 		Webhooks: s.webhooks(), ReapDryRun: s.ReapDryRun, MaxStale: s.MaxStale, ConnectWindow: s.ConnectWindow, Policy: policy,
@@ -464,6 +467,14 @@ func (f *flags) check() (*url.URL, error) {
 		errs = append(errs, fmt.Errorf("--snapshot-bytes-per-team %q: must be a quantity of bytes, such as 100Gi", f.SnapshotBytes))
 	} else {
 		f.snapshotBytes = size.Value()
+	}
+	if f.EgressProxy != "" {
+		if err := agents.CheckProxy(f.EgressProxy); err != nil {
+			errs = append(errs, fmt.Errorf("--egress-proxy %w", err))
+		}
+		if f.AccessKeyFile == "" {
+			errs = append(errs, errors.New("--egress-proxy: needs --access-key-file, with which the credentials of sandboxes are made"))
+		}
 	}
 	if f.SnapshotStore != "" && f.AccessKeyFile == "" {
 		errs = append(errs, errors.New("--snapshots: needs --access-key-file, with which orders to agents are sealed"))

@@ -35,6 +35,8 @@ type stub struct {
 	calls []string
 	// claimed is the body of the latest claim.
 	claimed string
+	// network is the body of the latest change of rules.
+	network string
 	live    []openapi.Sandbox
 	// logs is the log of the first sandbox until it has ended.
 	logs  []openapi.SandboxLogEntry
@@ -100,6 +102,12 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case path == "/templates/nosuch":
 		refuse(w, http.StatusNotFound, "snapshot_not_found", "there is no such snapshot")
 	case strings.HasPrefix(path, "/templates/"):
+		w.WriteHeader(http.StatusNoContent)
+	case rest == "network" && id == second:
+		refuse(w, http.StatusConflict, "egress_missing", "there is no egress gateway")
+	case rest == "network":
+		body, _ := io.ReadAll(r.Body)
+		s.network = string(body)
 		w.WriteHeader(http.StatusNoContent)
 	case rest == "snapshots" && id == second:
 		refuse(w, http.StatusBadGateway, "snapshot_failed", "paths[0]: /work is a symbolic link")
@@ -380,7 +388,7 @@ func TestOutputOfEveryCommandIsTheGoldenFile(t *testing.T) {
 		"claim python --count=1 --at-least=2", "claim python --count=0", "ls", "ls --no-headers", "ls -o wide", "ls -o name",
 		"ls -o json", "ls -o yaml", "ls --pool=node", "ls --pool=none", "ls -m job=17 -o name", "ls --phase=released,ended -o wide", "get " + first, "get " + first + " -o yaml",
 		"get " + first + " " + second + " -o json", "get nosuch", "kill " + first, "kill " + first + " nosuch",
-		"kill --all --pool=node", "timeout " + first + " 10m", "keepalive " + first, "pause " + first, "pause --stop " + first + " nosuch", "resume " + first, "why " + first + " " + second,
+		"kill --all --pool=node", "timeout " + first + " 10m", "network " + first + " --deny-out=0.0.0.0/0 --allow-out=*.example.com", "network " + second, "keepalive " + first, "pause " + first, "pause --stop " + first + " nosuch", "resume " + first, "why " + first + " " + second,
 		"why " + first + " -o json", "last-active", "last-active -o wide", "last-active --id=nosuch", "open --print " + first,
 		"open --print " + first + ":3000/a?b=c", "diagnose " + first, "diagnose " + second, "diagnose " + third, "diagnose " + first + " -o json", "pools ls", "pools ls -o wide", "pools get python -o yaml", "pools diagnose python",
 		"pools scale python --warm=3 --max-pods=10", "pools scale python", "events", "events -o wide --no-headers", "fence ls", "fence ls -o name", "fence sessions", "fence sessions -o yaml",
@@ -445,15 +453,42 @@ func TestClaimAndBatchSendTheSameOptions(t *testing.T) {
 	flags := []string{
 		"--api-url=" + url, "--timeout=1m", "--idle-timeout=30s", "--wait=0s", "-ma=b", "--user=ann", "--access=token",
 		"--mask-host=localhost:${PORT}", "--https-port=443", "--https-port=8443",
+		"--allow-out=*.example.com", "--allow-out=192.0.2.1", "--deny-out=0.0.0.0/0",
 	}
 	options := `"access":"token",%s"idleTimeout":30,"metadata":{"a":"b"},` +
-		`"network":{"httpsPorts":[443,8443],"maskRequestHost":"localhost:${PORT}"},%s"timeout":60,"user":"ann","waitTimeout":0}`
+		`"network":{"allowOut":["*.example.com","192.0.2.1"],"denyOut":["0.0.0.0/0"],"httpsPorts":[443,8443],"maskRequestHost":"localhost:${PORT}"},%s"timeout":60,"user":"ann","waitTimeout":0}`
 	_, err := berth(t, append([]string{"claim", "python"}, flags...)...)
 	require.NoError(t, err)
 	require.JSONEq(t, "{"+fmt.Sprintf(options, "", `"templateID":"python",`), s.claimed)
 	_, _, err = command(t.Context(), append([]string{"claim", "python", "--count=3", "--at-least=2"}, flags...)...)
 	require.NoError(t, err)
 	require.JSONEq(t, "{"+fmt.Sprintf(options, `"atLeast":2,"count":3,`, `"pool":"python",`), s.claimed)
+}
+
+func TestNetworkReplacesTheRulesOfASandbox(t *testing.T) {
+	for _, c := range []struct {
+		flags      []string
+		body, says string
+	}{
+		{nil, `{}`, first + " may reach whatever its pool lets it reach\n"},
+		{[]string{"--deny-out=0.0.0.0/0"}, `{"denyOut":["0.0.0.0/0"]}`, first + " denied 0.0.0.0/0, allowed nothing\n"},
+		{
+			[]string{"--deny-out=0.0.0.0/0", "--allow-out=a.example", "--allow-out=*.b.example"},
+			`{"allowOut":["a.example","*.b.example"],"denyOut":["0.0.0.0/0"]}`, first + " denied 0.0.0.0/0, allowed a.example,*.b.example\n",
+		},
+	} {
+		s, url := serve(t)
+		out, err := berth(t, append([]string{"network", first, "--api-url=" + url}, c.flags...)...)
+		require.NoError(t, err)
+		require.Equal(t, c.says, out)
+		require.Equal(t, []string{"PUT /sandboxes/" + first + "/network"}, s.seen())
+		require.JSONEq(t, c.body, s.network)
+	}
+	s, url := serve(t)
+	_, err := berth(t, "network", second, "--api-url="+url)
+	require.ErrorContains(t, err, "no egress gateway")
+	require.Equal(t, exitRefused, cli.ExitCode(err))
+	require.Len(t, s.seen(), 1)
 }
 
 func TestKillOfAllNeedsAFilterOrYes(t *testing.T) {

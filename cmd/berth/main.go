@@ -34,6 +34,7 @@ type commands struct {
 	Get         getCommand         `cmd:"" help:"Show live sandboxes."`
 	Kill        killCommand        `cmd:"" help:"Release sandboxes."`
 	Timeout     timeoutCommand     `cmd:"" help:"Move the end of a sandbox to a time from now."`
+	Network     networkCommand     `cmd:"" help:"Replace what a sandbox may reach, in a pool with egress gateways. Without flags everything that its pool lets it reach."`
 	Pause       pauseCommand       `cmd:"" help:"Have sandboxes fall asleep: they keep their memory and files, and use no CPU. Or stop them."`
 	Resume      resumeCommand      `cmd:"" help:"Wake sandboxes that are asleep or stopped."`
 	Keepalive   keepaliveCommand   `cmd:"" help:"Count as use of sandboxes."`
@@ -59,6 +60,7 @@ type commands struct {
 	Keys        keysCommand        `cmd:"" help:"API keys, in the Secrets of a cluster."`
 	Check       checkCommand       `cmd:"" help:"Check from the outside that names, certificate, gateways and allocators work."`
 	EnvoyConfig envoyConfigCommand `cmd:"" help:"Print Envoy's bootstrap configuration."`
+	EgressEnvoy egressEnvoyCommand `cmd:"" name:"envoy-egress-config" help:"Print the bootstrap configuration of the Envoy of an egress gateway."`
 	EnvoyDrain  envoyDrainCommand  `cmd:"" help:"Begin the planned end of an Envoy: its clients go elsewhere. A router that starts undoes it."`
 	Certs       certsCommand       `cmd:"" help:"Certificates for the control stream."`
 	Context     contextCommand     `cmd:"" help:"The installations that this command knows."`

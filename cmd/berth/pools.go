@@ -36,6 +36,7 @@ func (o *output) pools() view[openapi.Pool] {
 			{name: "AGE", ticks: true, text: func(p openapi.Pool) string { return span(o.now().Sub(p.CreatedAt)) }},
 			{name: "IMAGES", wide: true, text: func(p openapi.Pool) string { return strings.Join(p.Spec.Images, ",") }},
 			{name: "IDLE TIMEOUT", wide: true, text: func(p openapi.Pool) string { return optionalSpan(p.Spec.IdleTimeout) }},
+			{name: "EGRESS", wide: true, text: func(p openapi.Pool) string { return string(p.Spec.EgressMode) }},
 			{name: "MESSAGE", wide: true, text: poolMessage},
 		},
 	}

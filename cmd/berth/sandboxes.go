@@ -54,6 +54,7 @@ type claimCommand struct {
 	Count       int               `default:"1" placeholder:"SANDBOXES" help:"How many to claim in one call, at most 1000: all, or none."`
 	AtLeast     int               `placeholder:"SANDBOXES" help:"How many of --count are enough when --wait is over. Left out: all."`
 	Trace       bool              `help:"Have the allocators send a trace of this claim to the installation's collector, and print its ID."`
+	networkFlags
 	valueFlags
 }
 
@@ -91,8 +92,10 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 	if c.Access != nil {
 		claim.Access = new(openapi.Access(*c.Access))
 	}
-	if c.MaskHost != "" || len(c.HTTPSPort) > 0 {
-		claim.Network = &openapi.NewSandboxNetwork{MaskRequestHost: nonEmpty(c.MaskHost), HTTPSPorts: c.HTTPSPort}
+	if c.MaskHost != "" || len(c.HTTPSPort) > 0 || len(c.AllowOut) > 0 || len(c.DenyOut) > 0 {
+		claim.Network = &openapi.NewSandboxNetwork{
+			MaskRequestHost: nonEmpty(c.MaskHost), HTTPSPorts: c.HTTPSPort, AllowOut: c.AllowOut, DenyOut: c.DenyOut,
+		}
 	}
 	switch {
 	case c.Count < 1:
@@ -452,6 +455,42 @@ func (c *timeoutCommand) Run(ctx context.Context, o *output) error {
 	_, err = fmt.Fprintf(o.out, "%s ends in %v\n", c.ID, c.Timeout)
 	return err
 }
+
+// networkFlags are what a sandbox may reach, within what its pool lets it reach.
+type networkFlags struct {
+	AllowOut []string `placeholder:"HOST" help:"What it may reach although --deny-out has it: host name, '*.example.com', IP address or CIDR. A name needs '--deny-out 0.0.0.0/0'. Can be repeated."`
+	DenyOut  []string `placeholder:"CIDR" help:"What it may not reach unless --allow-out has it: IP address, CIDR, or 0.0.0.0/0 for everything. Can be repeated."`
+}
+
+type networkCommand struct {
+	apiFlags
+	ID string `arg:"" name:"sandbox" complete:"sandbox" help:"ID of a sandbox."`
+	networkFlags
+}
+
+// networkWait is how much longer the call may take: it waits for the egress gateways for 10 s, and is repeated.
+const networkWait = time.Minute
+
+// Run implements the command.
+func (c *networkCommand) Run(ctx context.Context, o *output) error {
+	t, err := c.target()
+	if err != nil {
+		return err
+	}
+	t.wait += networkWait
+	rules := openapi.SandboxNetworkUpdate{AllowOut: c.AllowOut, DenyOut: c.DenyOut}
+	if err := do(ctx, t, func(ctx context.Context) error { return t.api.SetNetwork(ctx, c.ID, rules) }); err != nil {
+		return err
+	}
+	text := "may reach whatever its pool lets it reach"
+	if len(c.AllowOut) > 0 || len(c.DenyOut) > 0 {
+		text = fmt.Sprintf("denied %s, allowed %s", listed(c.DenyOut), listed(c.AllowOut))
+	}
+	_, err = fmt.Fprintf(o.out, "%s %s\n", c.ID, text)
+	return err
+}
+
+func listed(all []string) string { return cmp.Or(strings.Join(all, ","), "nothing") }
 
 type pauseCommand struct {
 	apiFlags

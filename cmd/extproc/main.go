@@ -26,12 +26,12 @@ func main() {
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var f flags
-	const description = "The router: answers Envoy where each request goes."
+	const description = "The router: answers Envoy where each request to a sandbox goes, or of a sandbox."
 	_, err := cli.Parse(&f, "extproc", description, "BERTH_ROUTER", args, stdout, stderr)
 	if err != nil {
 		return err
 	}
-	podCIDRs, err := f.check()
+	ranges, err := f.check()
 	if err != nil {
 		return err
 	}
@@ -40,9 +40,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer log.Sync() //nolint:errcheck // stderr has nothing to sync
-	r := &router{flags: f, podCIDRs: podCIDRs, log: log}
+	r := &router{flags: f, ranges: ranges, log: log}
 	defer r.close()
-	if err := r.wire(ctx, metric.NewRegistry(metric.Router)); err != nil {
+	if err := r.wire(ctx, metric.NewRegistry(r.program())); err != nil {
 		return err
 	}
 	return r.serve(ctx)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -47,7 +48,10 @@ func try(t *testing.T, args ...string) (stdout string, err error) {
 
 // enough has the flags without a default.
 func enough(more ...string) []string {
-	args := []string{"--domain=sandbox.example.com", "--pod-cidrs=10.0.0.0/8"}
+	args := []string{"--pod-cidrs=10.0.0.0/8"}
+	if !slices.Contains(more, "--mode=Egress") {
+		args = append(args, "--domain=sandbox.example.com")
+	}
 	if !slices.ContainsFunc(more, func(arg string) bool { return strings.HasPrefix(arg, "--allocator=") }) {
 		args = append(args, "--allocator=127.0.0.1:9090")
 	}
@@ -66,9 +70,68 @@ func TestHelpAndVersionNeedNoOtherFlag(t *testing.T) {
 
 func TestMissingFlagsAreAllNamed(t *testing.T) {
 	_, err := try(t)
-	for _, flag := range []string{"--domain", "--allocator", "--pod-cidrs"} {
+	for _, flag := range []string{"--allocator", "--pod-cidrs"} {
 		require.ErrorContains(t, err, flag)
 	}
+	_, err = try(t, "--allocator=127.0.0.1:9090", "--pod-cidrs=10.0.0.0/8")
+	require.EqualError(t, err, "--domain: is required")
+}
+
+// enoughOfEgress has the flags without a default of an egress router.
+func enoughOfEgress(more ...string) []string { return enough(append(more, "--mode=Egress")...) }
+
+func TestFlagsOfTheOtherModeAreNamed(t *testing.T) {
+	_, err := try(t, enoughOfEgress("--domain=sandbox.example.com", "--gateway-hosts=g.example.com", "--paths", "--e2b-statuses", "--cache-size=5",
+		"--grpc-go", "--traces-to=http://collector:4317", "--max-stale=19s", "--name-server=dns", "--outside-cidrs=169.254.0.0/16", "--inside-cidrs=x")...)
+	for _, wrong := range []string{
+		"--domain: has no meaning with --mode=Egress", "--gateway-hosts: has", "--paths: has", "--e2b-statuses: has", "--cache-size: has", "--grpc-go: has",
+		"--traces-to: has", "--max-stale 19s: must be 20s to 24h0m0s with --mode=Egress", `--name-server "dns"`, "--outside-cidrs", `--inside-cidrs "x"`,
+	} {
+		require.ErrorContains(t, err, wrong)
+	}
+	require.Equal(t, 10, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+	_, err = try(t, enough("--inside-cidrs=192.0.2.0/24", "--outside-cidrs=10.1.0.0/16", "--name-server=127.0.0.1:53")...)
+	for _, flag := range []string{"--inside-cidrs", "--outside-cidrs", "--name-server"} {
+		require.ErrorContains(t, err, flag+": has no meaning with --mode=Ingress")
+	}
+}
+
+func TestDefaultsDependOnTheMode(t *testing.T) {
+	for _, c := range []struct {
+		args     []string
+		maxStale time.Duration
+		requests float64
+		open     int
+	}{
+		{enough(), 15 * time.Minute, 0, 0},
+		{enoughOfEgress(), 30 * time.Second, 200, 1024},
+		{enoughOfEgress("--max-stale=20s", "--sandbox-requests-per-second=5", "--sandbox-open-requests=6"), 20 * time.Second, 5, 6},
+	} {
+		var f flags
+		_, err := cli.Parse(&f, "extproc", "", "BERTH_ROUTER", c.args, io.Discard, io.Discard)
+		require.NoError(t, err)
+		r, err := f.check()
+		require.NoError(t, err)
+		require.Equal(t, c.maxStale, f.MaxStale)
+		require.Equal(t, c.requests, f.Requests)
+		require.Equal(t, c.open, f.OpenRequests)
+		require.Equal(t, f.egress(), r.reach != nil)
+		require.False(t, r.reach != nil && r.reach.Permits(netip.MustParseAddr("10.0.0.1")), "an address of pods")
+	}
+}
+
+func TestEgressRouterWithoutAnAllocatorIsNotReady(t *testing.T) {
+	p := start(t, "--mode=Egress", "--allocator=127.0.0.1:1")
+	for path, code := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/admin/last-active": 404, "/admin/routes": 200} {
+		got, body := get(t, p.listening.Admin, path)
+		require.Equal(t, code, got, path)
+		if path == "/metrics" {
+			require.Contains(t, body, "berth_egress_fresh 0")
+		}
+	}
+	began := time.Now()
+	require.NoError(t, p.stop())
+	require.Less(t, time.Since(began), 5*time.Second)
 }
 
 func TestInvalidFlagsAreNamedInOneError(t *testing.T) {
@@ -145,7 +208,7 @@ func TestUnusableListenAddressesAreNamed(t *testing.T) {
 
 func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	for name, value := range map[string]string{
-		"DOMAIN": "sandbox.example.com", "ALLOCATOR": "a:1,b:2", "POD_CIDRS": "10.0.0.0/8,fd00::/8", "SOCKET": "/s", "ENVOY_ADMIN": "/a", "ADMIN_LISTEN": "127.0.0.1:1",
+		"MODE": "Ingress", "DOMAIN": "sandbox.example.com", "ALLOCATOR": "a:1,b:2", "POD_CIDRS": "10.0.0.0/8,fd00::/8", "SOCKET": "/s", "ENVOY_ADMIN": "/a", "ADMIN_LISTEN": "127.0.0.1:1",
 		"HEALTH_LISTEN": ":2", "CONTROL_TLS_DIR": "/tls", "GATEWAY_HOSTS": "g.example.com,gw.sandbox.example.com", "PATHS": "true",
 		"ADMIN_ANYWHERE": "true", "CACHE_SIZE": "5", "MAX_STALE": "1m", "SHUTDOWN_AFTER": "4s", "LOG_LEVEL": "warn",
 		"SANDBOX_REQUESTS_PER_SECOND": "2.5", "SANDBOX_OPEN_REQUESTS": "7", "TRACES_TO": "http://collector:4317",
@@ -157,7 +220,7 @@ func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
 	_, err := cli.Parse(&f, "extproc", "", "BERTH_ROUTER", nil, io.Discard, io.Discard)
 	require.NoError(t, err)
 	require.Equal(t, flags{
-		Domain: "sandbox.example.com", Allocator: []string{"a:1", "b:2"}, PodCIDRs: []string{"10.0.0.0/8", "fd00::/8"}, Socket: "/s",
+		Mode: "Ingress", Domain: "sandbox.example.com", Allocator: []string{"a:1", "b:2"}, PodCIDRs: []string{"10.0.0.0/8", "fd00::/8"}, Socket: "/s",
 		AdminListen: "127.0.0.1:1", AdminAnywhere: true, HealthListen: ":2", ControlTLSDir: "/tls", GatewayHosts: []string{"g.example.com", "gw.sandbox.example.com"}, Paths: true, CacheSize: 5, MaxStale: time.Minute,
 		EnvoyAdmin: "/a", ShutdownAfter: 4 * time.Second, LogLevel: "warn", Requests: 2.5, OpenRequests: 7,
 		TracesTo: "http://collector:4317",

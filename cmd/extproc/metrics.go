@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berth-sandbox/berth/api/metric"
@@ -15,14 +17,6 @@ func (r *router) register(reg prometheus.Registerer) error {
 	}
 	present := func(g metric.Gauge, value func(routecache.Stats) int) prometheus.Collector {
 		return g.Func(func() float64 { return float64(value(routes.Stats())) })
-	}
-	state := func(g metric.Gauge, is func() bool) prometheus.Collector {
-		return g.Func(func() float64 {
-			if is() {
-				return 1
-			}
-			return 0
-		})
 	}
 	for _, c := range []prometheus.Collector{
 		counted(metric.CacheHits, func(s routecache.Stats) uint64 { return s.Hits }),
@@ -42,4 +36,21 @@ func (r *router) register(reg prometheus.Registerer) error {
 		}
 	}
 	return nil
+}
+
+// registerEgress registers whether an egress router has a session. Package egress has the other metrics.
+func (r *router) registerEgress(reg prometheus.Registerer) error {
+	return errors.Join(
+		reg.Register(state(metric.EgressFresh, r.egress.Fresh)), reg.Register(state(metric.EgressConnected, r.client.Connected)),
+	)
+}
+
+// state is 1 while something is the case.
+func state(g metric.Gauge, is func() bool) prometheus.Collector {
+	return g.Func(func() float64 {
+		if is() {
+			return 1
+		}
+		return 0
+	})
 }

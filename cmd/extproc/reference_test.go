@@ -18,14 +18,18 @@ func TestFlagReferenceIsTheGoldenFile(t *testing.T) {
 }
 
 func TestRouterRegistersEveryMetricOfItsTable(t *testing.T) {
-	var r router
-	_, err := cli.Parse(&r.flags, "extproc", "", "BERTH_ROUTER", enough("--admin-listen=127.0.0.1:0", "--socket="+filepath.Join(t.TempDir(), "s")), io.Discard, io.Discard)
-	require.NoError(t, err)
-	r.podCIDRs, err = r.flags.check()
-	require.NoError(t, err)
-	r.log = zap.NewNop()
-	reg := metric.NewRegistry(metric.Router)
-	defer r.close()
-	require.NoError(t, r.wire(t.Context(), reg))
-	require.Empty(t, reg.Missing())
+	for mode, args := range map[string][]string{"Ingress": enough(), "Egress": enoughOfEgress()} {
+		t.Run(mode, func(t *testing.T) {
+			var r router
+			_, err := cli.Parse(&r.flags, "extproc", "", "BERTH_ROUTER", append(args, "--admin-listen=127.0.0.1:0", "--socket="+filepath.Join(t.TempDir(), "s")), io.Discard, io.Discard)
+			require.NoError(t, err)
+			r.ranges, err = r.flags.check()
+			require.NoError(t, err)
+			r.log = zap.NewNop()
+			reg := metric.NewRegistry(r.program())
+			defer r.close()
+			require.NoError(t, r.wire(t.Context(), reg))
+			require.Empty(t, reg.Missing())
+		})
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -23,6 +24,8 @@ import (
 
 	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
+	"github.com/berth-sandbox/berth/egress"
+	"github.com/berth-sandbox/berth/egress/control"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc"
 	"github.com/berth-sandbox/berth/extproc/admin"
@@ -50,29 +53,59 @@ const (
 
 // router has the parts of the process.
 type router struct {
-	flags    flags
-	podCIDRs []netip.Prefix
-	log      *zap.Logger
+	flags  flags
+	ranges ranges
+	log    *zap.Logger
 
 	stopTLS   func() // nil: no TLS
 	lock      *lockfile.File
-	sandboxes *admission.Sandboxes
+	gate      controlclient.Gate   // sandboxes or egress
+	sandboxes *admission.Sandboxes // nil with --mode=Egress
+	egress    *control.Sandboxes   // nil with --mode=Ingress
 	teamKeys  extproc.TeamKeys
 	client    *controlclient.Client
-	server    *extproc.Server
+	server    server
 	pages     *admin.Pages
 	tracer    *tracing.Tracer // nil: off
 	// adminHTTP and healthHTTP are bound to their addresses. healthHTTP may be nil.
 	adminHTTP, healthHTTP *cli.HTTPServer
 }
 
+// server answers Envoy. *extproc.Server and *egress.Server are ones.
+type server interface {
+	Listen(ctx context.Context) (net.Listener, error)
+	Serve(l net.Listener) error
+	Connections() int
+	Stop(ctx context.Context)
+}
+
+// program is the one whose metrics the router has.
+func (r *router) program() metric.Program {
+	if r.flags.egress() {
+		return metric.Egress
+	}
+	return metric.Router
+}
+
 // wire makes the parts and binds the HTTP listeners. ctx is the one that serve gets. close
 // must be called even after an error.
 func (r *router) wire(ctx context.Context, metrics *metric.Registry) error {
+	gateway := r.wireIngress
+	if r.flags.egress() {
+		gateway = r.wireEgress
+	}
+	if err := gateway(ctx, metrics); err != nil {
+		return err
+	}
+	return r.wireHTTP(ctx, metrics)
+}
+
+// wireIngress makes the parts of a gateway for requests to sandboxes.
+func (r *router) wireIngress(ctx context.Context, metrics prometheus.Registerer) error {
 	if err := r.wireSandboxes(metrics); err != nil {
 		return err
 	}
-	if err := r.wireClient(metrics); err != nil {
+	if err := r.wireClient(metrics, metric.PingSeconds); err != nil {
 		return err
 	}
 	if err := r.register(metrics); err != nil {
@@ -81,16 +114,37 @@ func (r *router) wire(ctx context.Context, metrics *metric.Registry) error {
 	if err := r.wireTraces(ctx); err != nil {
 		return err
 	}
-	var err error
-	r.server, err = extproc.New(extproc.Options{
+	s, err := extproc.New(extproc.Options{
 		Trace:  r.trace(),
-		Socket: r.flags.Socket, GRPCGo: r.flags.GRPCGo, Hosts: r.flags.hosts(), PodCIDRs: r.podCIDRs, E2BStatuses: r.flags.E2BStatuses,
+		Socket: r.flags.Socket, GRPCGo: r.flags.GRPCGo, Hosts: r.flags.hosts(), PodCIDRs: r.ranges.pods, E2BStatuses: r.flags.E2BStatuses,
 		Routes: r.sandboxes.Routes(), Sandboxes: r.sandboxes, TeamKeys: &r.teamKeys, Metrics: metrics, Log: r.log.Named("request"),
 	})
 	if err != nil {
 		return err
 	}
-	return r.wireHTTP(ctx, metrics)
+	r.server = s
+	return nil
+}
+
+// wireEgress makes the parts of a gateway for requests of sandboxes.
+func (r *router) wireEgress(_ context.Context, metrics prometheus.Registerer) error {
+	s, err := egress.New(egress.Options{
+		Socket: r.flags.Socket, Resolver: r.flags.resolver(), MaxOpen: r.flags.OpenRequests, MaxRate: r.flags.Requests,
+		Fresh: func() bool { return r.egress.Fresh() }, Ask: func(id string) bool { return r.client.Ask(id, false) },
+		Metrics: metrics, Log: r.log.Named("request"),
+	})
+	if err != nil {
+		return err
+	}
+	r.egress, err = control.New(control.Options{Server: s, Reach: r.ranges.reach, Now: bootclock.Now, Log: r.log.Named("rules")})
+	if err != nil {
+		return err
+	}
+	r.server, r.gate = s, r.egress
+	if err := r.wireClient(metrics, metric.EgressPingSeconds); err != nil {
+		return err
+	}
+	return r.registerEgress(metrics)
 }
 
 func (r *router) wireTraces(ctx context.Context) error {
@@ -146,16 +200,17 @@ func (r *router) wireSandboxes(metrics prometheus.Registerer) error {
 			},
 		},
 	})
+	r.gate = r.sandboxes
 	return err
 }
 
 // wireClient creates the lock file of this process and the client of the allocator.
-func (r *router) wireClient(metrics prometheus.Registerer) error {
+func (r *router) wireClient(metrics prometheus.Registerer, took metric.Histogram) error {
 	security, err := r.security()
 	if err != nil {
 		return err
 	}
-	pings := metric.PingSeconds.New()
+	pings := took.New()
 	if err := metrics.Register(pings); err != nil {
 		return err
 	}
@@ -163,15 +218,20 @@ func (r *router) wireClient(metrics prometheus.Registerer) error {
 	if err != nil {
 		return fmt.Errorf("router socket: the directory of --socket: %w", err)
 	}
-	r.client, err = controlclient.New(controlclient.Options{
-		Allocators: r.flags.Allocator, RouterID: r.lock.ID(), MaxStale: r.flags.MaxStale,
-		Sandboxes: r.sandboxes, Uses: r.sandboxes.Uses(), Keys: &r.teamKeys, DeadRouters: r.lock, GatewaySecret: r.lock.Secret(),
-		Probe: r.probe, OnPong: func(took time.Duration) { pings.Observe(took.Seconds()) }, Now: bootclock.Now, Log: r.log.Named("control"),
+	o := controlclient.Options{
+		Allocators: r.flags.Allocator, RouterID: r.lock.ID(), MaxStale: r.flags.MaxStale, DeadRouters: r.lock, GatewaySecret: r.lock.Secret(),
+		OnPong: func(took time.Duration) { pings.Observe(took.Seconds()) }, Now: bootclock.Now, Log: r.log.Named("control"),
 		Dial: []grpc.DialOption{
 			grpc.WithTransportCredentials(security),
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		},
-	})
+	}
+	if r.egress != nil {
+		o.Egress = r.egress
+	} else {
+		o.Sandboxes, o.Uses, o.Keys, o.Probe = r.sandboxes, r.sandboxes.Uses(), &r.teamKeys, r.probe
+	}
+	r.client, err = controlclient.New(o)
 	return err
 }
 
@@ -190,27 +250,31 @@ func (r *router) security() (credentials.TransportCredentials, error) {
 // probe asks a sandbox whether it is busy. An address outside the pod ranges gets no
 // connection, as for requests.
 func (r *router) probe(ctx context.Context, addr netip.AddrPort, path string) bool {
-	inRange := slices.ContainsFunc(r.podCIDRs, func(p netip.Prefix) bool { return p.Contains(addr.Addr()) })
+	inRange := slices.ContainsFunc(r.ranges.pods, func(p netip.Prefix) bool { return p.Contains(addr.Addr()) })
 	return inRange && busy.Ask(ctx, addr, path)
 }
 
 func (r *router) wireHTTP(ctx context.Context, metrics prometheus.Gatherer) error {
 	var err error
-	r.pages, err = admin.New(admin.Options{
-		AnyHost: !cli.Loopback(r.flags.AdminListen),
-		Cache:   r.sandboxes.Routes(), Tracker: r.sandboxes.Uses(), Metrics: metrics, Now: time.Now,
+	o := admin.Options{
+		AnyHost: !cli.Loopback(r.flags.AdminListen), Metrics: metrics, Now: time.Now,
 		Envoy: envoy.AdminClient(r.flags.EnvoyAdmin),
 		Ready: func() error {
 			switch {
 			case ctx.Err() != nil:
 				return errors.New("stopping")
-			case !r.sandboxes.Fresh():
+			case !r.gate.Fresh():
 				return errors.New("routes are not fresh: the allocator has not answered for too long, or not yet")
 			}
 			return nil
 		},
-	})
-	if err != nil {
+	}
+	if r.egress != nil {
+		o.Cache = r.egress
+	} else {
+		o.Cache, o.Tracker = r.sandboxes.Routes(), r.sandboxes.Uses()
+	}
+	if r.pages, err = admin.New(o); err != nil {
 		return err
 	}
 	if r.adminHTTP, err = cli.Listen("--admin-listen", r.flags.AdminListen, cli.AdminConns); err != nil {
@@ -225,7 +289,7 @@ func (r *router) wireHTTP(ctx context.Context, metrics prometheus.Gatherer) erro
 // close releases what wire has made and serve does not stop.
 func (r *router) close() {
 	if r.lock != nil {
-		_ = r.lock.Close(r.sandboxes.Unread() == 0)
+		_ = r.lock.Close(r.gate.Unread() == 0)
 	}
 	if r.stopTLS != nil {
 		r.stopTLS()
@@ -243,7 +307,9 @@ func (r *router) serve(ctx context.Context) error {
 	sessionEnded := make(chan struct{})
 	// stopping ends with ctx, or when a part fails.
 	all, stopping := errgroup.WithContext(ctx)
-	all.Go(func() error { r.sandboxes.Run(goodbyeCtx); return nil })
+	if r.sandboxes != nil {
+		all.Go(func() error { r.sandboxes.Run(goodbyeCtx); return nil })
+	}
 	all.Go(func() error { defer close(sessionEnded); return r.client.Run(sessionCtx, goodbyeCtx) })
 	all.Go(func() error { return r.serveEnvoy(stopping) })
 	all.Go(func() error { return r.adminHTTP.Serve(r.pages.Admin()) })

@@ -47,6 +47,8 @@ type Options struct {
 	GatewayHosts []string
 	// E2BStatuses answers every client as E2B does for sandboxes that are unknown or have ended, and for closed ports.
 	E2BStatuses bool
+	// Egress adds an egress gateway. Optional.
+	Egress *Egress
 	// Traces has the Envoys send spans. Optional.
 	Traces *envoy.Traces
 	// MaxStale is that of routers and allocators. Default 15 min.
@@ -72,6 +74,8 @@ type Options struct {
 type Stack struct {
 	Allocators []*Allocator
 	Gateways   []*Gateway
+	// Egress is nil without Options.Egress.
+	Egress *EgressGateway
 	// Domain of the sandboxes. The gateways serve the API at api.<Domain>.
 	Domain string
 	// CAFile has the certificate of the authority that signed the gateways', with Options.TLS.
@@ -166,6 +170,12 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 	if err := writeAccessKey(c); err != nil {
 		return nil, err
 	}
+	if o.Egress != nil {
+		if s.Egress, err = newEgress(ctx, c, envoyBin); err != nil {
+			return nil, err
+		}
+		o.AllocatorArgs = append(slices.Clone(o.AllocatorArgs), "--egress-proxy=http://"+s.Egress.Addr.String())
+	}
 	for i := range o.Allocators {
 		a, err := newAllocator(c, i, apis[i], fmt.Sprintf("%s://%s:%d", s.Scheme(), o.Domain, s.Gateways[0].Addr.Port()), o)
 		if err != nil {
@@ -184,6 +194,11 @@ func Start(ctx context.Context, c *devcluster.Cluster, o Options) (_ *Stack, err
 			return nil, err
 		}
 		if err := g.Router.Start(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if s.Egress != nil {
+		if err := s.Egress.startRouter(ctx, c, s.Allocators, o); err != nil {
 			return nil, err
 		}
 	}
@@ -338,13 +353,7 @@ func newGateway(
 }
 
 func (g *Gateway) addRouter(c *devcluster.Cluster, i int, allocators []*Allocator, o Options) (err error) {
-	var control, cidrs []string
-	for _, a := range allocators {
-		control = append(control, a.Control.String())
-	}
-	for _, p := range c.PodCIDRs() {
-		cidrs = append(cidrs, p.String())
-	}
+	control, cidrs := routerPeers(c, allocators)
 	router := func(name string) (_ *proc.Server, url string, err error) {
 		admin, err := c.FreeAddr()
 		if err != nil {
@@ -362,7 +371,7 @@ func (g *Gateway) addRouter(c *devcluster.Cluster, i int, allocators []*Allocato
 			Name: name, Supervisor: c.Supervisor(), Log: filepath.Join(c.Dir(), name+".log"),
 			Argv: append([]string{
 				filepath.Join(o.BinDir, "extproc"),
-				"--domain=" + o.Domain, "--allocator=" + strings.Join(control, ","), "--pod-cidrs=" + strings.Join(cidrs, ","),
+				"--domain=" + o.Domain, "--allocator=" + control, "--pod-cidrs=" + cidrs,
 				"--socket=" + g.RouterSocket, "--admin-listen=" + admin.String(),
 				"--envoy-admin=" + g.AdminSocket, "--max-stale=" + o.MaxStale.String(),
 			}, slices.Concat(more, o.RouterArgs)...),
@@ -391,6 +400,12 @@ func (s *Stack) Stop(ctx context.Context) error {
 			if router != nil {
 				errs = append(errs, router.Stop(ctx, grace))
 			}
+		}
+	}
+	if g := s.Egress; g != nil {
+		errs = append(errs, g.Envoy.Stop(ctx, grace))
+		if g.Router != nil {
+			errs = append(errs, g.Router.Stop(ctx, grace))
 		}
 	}
 	for _, a := range s.Allocators {

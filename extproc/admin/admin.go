@@ -35,12 +35,13 @@ type Tracker interface {
 	LookError() string
 }
 
-// Options configure the pages. All are required except AnyHost.
+// Options configure the pages. All are required unless they say otherwise.
 type Options struct {
-	// AnyHost lets Admin answer at any address and for any host. Otherwise it answers only at
+	// AnyHost (optional) lets Admin answer at any address and for any host. Otherwise it answers only at
 	// loopback addresses, and only to requests for localhost or a loopback address.
 	AnyHost bool
 	Cache   Cache
+	// Tracker is nil for a router that knows no use. Then there is no page of it.
 	Tracker Tracker
 	// Ready returns nil if routes may be served, or the reason why not.
 	Ready   func() error
@@ -55,7 +56,7 @@ type Pages struct{ o Options }
 
 // New checks the options.
 func New(o Options) (*Pages, error) {
-	if err := options.Require(o, "Cache", "Tracker", "Ready", "Metrics", "Now", "Envoy"); err != nil {
+	if err := options.Require(o, "Cache", "Ready", "Metrics", "Now", "Envoy"); err != nil {
 		return nil, err
 	}
 	return &Pages{o}, nil
@@ -64,7 +65,9 @@ func New(o Options) (*Pages, error) {
 // Admin returns the handler of all pages.
 func (p *Pages) Admin() http.Handler {
 	mux := p.o.health("/admin/last-active, /admin/routes, /admin/envoy/..., /healthz, /readyz, /metrics or /debug/pprof/")
-	mux.HandleFunc("GET /admin/last-active", page(p.o.lastActive))
+	if p.o.Tracker != nil {
+		mux.HandleFunc("GET /admin/last-active", page(p.o.lastActive))
+	}
 	mux.HandleFunc("GET /admin/routes", page(p.o.routes))
 	for _, name := range []string{"clusters", "config_dump", "server_info", "stats/prometheus"} {
 		mux.Handle("GET /admin/envoy/"+name, adminpages.LoopbackOnly(p.o.envoyPage(name)))

@@ -30,6 +30,9 @@ const (
 
 // goodbye sends the final report, and that this router admits nothing any more.
 func (s *stream) goodbye(ctx context.Context) error {
+	if s.client.o.Egress != nil { // nothing of it is open, and it knows nothing about use
+		return s.grpc.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Goodbye{Goodbye: &controlv1.Goodbye{}}})
+	}
 	ctx, cancel := context.WithTimeout(ctx, finalLookTimeout)
 	defer cancel()
 	final := s.client.o.Uses.FinalReport(ctx)

@@ -28,12 +28,16 @@ func (s *stream) apply(ctx context.Context, m *controlv1.AllocatorMessage) error
 	if sequence != 0 && sequence != s.sequence+1 {
 		return fmt.Errorf("control stream: message %d follows message %d", sequence, s.sequence)
 	}
-	if err := s.dispatch(ctx, m); err != nil {
+	dispatch := s.dispatch
+	if s.client.o.Egress != nil {
+		dispatch = s.dispatchEgress
+	}
+	if err := dispatch(ctx, m); err != nil {
 		return err
 	}
 	if sequence != 0 {
 		s.sequence = sequence
-		s.client.o.Sandboxes.Barrier(func() { s.acknowledge(sequence) })
+		s.client.gate.Barrier(func() { s.acknowledge(sequence) })
 	}
 	return nil
 }
@@ -86,12 +90,19 @@ func (s *stream) applySnapshot(m *controlv1.Snapshot) error {
 	}
 	c, routes := s.client, s.snapshot
 	c.o.Sandboxes.Replace(routes)
-	c.o.Log.Info("joined", zap.Uint64("term", c.Term()), zap.Int("routes", len(routes)))
-	s.snapshot, s.joined = map[string]routecache.Route{}, true
-	c.setCurrent(s)
-	c.o.Sandboxes.Connected()
+	s.snapshot = map[string]routecache.Route{}
+	s.join(len(routes))
 	notify(s.snapshotApplied)
 	return nil
+}
+
+// join makes the stream the session: its snapshot is in effect.
+func (s *stream) join(routes int) {
+	c := s.client
+	s.joined = true
+	c.o.Log.Info("joined", zap.Uint64("term", c.Term()), zap.Int("routes", routes))
+	c.setCurrent(s)
+	c.gate.Connected()
 }
 
 // applyKeys collects one part of the API keys, and replaces them after the last.
@@ -167,11 +178,11 @@ func (s *stream) applyPong(m *controlv1.Pong) {
 	}
 	c := s.client
 	c.o.OnPong(c.o.Now() - p.sent)
-	if !s.hasKeys {
+	if c.o.Egress == nil && !s.hasKeys {
 		// The leader sends none, so it would not say which of the earlier ones are revoked.
 		c.o.Keys.Replace(nil)
 	}
-	c.o.Sandboxes.SetFreshUntil(p.sent + c.o.MaxStale)
+	c.gate.SetFreshUntil(p.sent + c.o.MaxStale)
 	c.closeReady()
 	if m.GetKeepProofs() {
 		return // the leader may end before it acts on what it was told

@@ -23,16 +23,8 @@ import (
 	"github.com/berth-sandbox/berth/routecache"
 )
 
-// Sandboxes are what the router knows of each sandbox. *admission.Sandboxes implements it.
-type Sandboxes interface {
-	Put(id string, r routecache.Route)
-	Resolve(id string, a routecache.Answer)
-	Release(id string, end routecache.End)
-	Replace(routes map[string]routecache.Route)
-	// Quiesce reports false if there is no room for another sandbox.
-	Quiesce(id string) bool
-	Resume(id string)
-	Close(id string)
+// Gate is what the routers of both kinds of gateways know about their session.
+type Gate interface {
 	SetFreshUntil(at time.Duration)
 	Expire()
 	// Fresh reports whether routes may be served now.
@@ -46,6 +38,31 @@ type Sandboxes interface {
 	Barrier(drained func())
 	// Unread is the number of answers that Envoy has not read yet.
 	Unread() int
+}
+
+// Sandboxes are what the router knows of each sandbox. *admission.Sandboxes implements it.
+type Sandboxes interface {
+	Gate
+	Put(id string, r routecache.Route)
+	Resolve(id string, a routecache.Answer)
+	Release(id string, end routecache.End)
+	Replace(routes map[string]routecache.Route)
+	// Quiesce reports false if there is no room for another sandbox.
+	Quiesce(id string) bool
+	Resume(id string)
+	Close(id string)
+}
+
+// Egress is what the router of an egress gateway knows of each sandbox. *control.Sandboxes of package egress/control
+// implements it. Barrier calls drained once all requests have ended that the earlier calls do not permit any more, and
+// Unread is the number of requests that may not have ended.
+type Egress interface {
+	Gate
+	Set(r *controlv1.Route) error
+	Forget(id string)
+	Replace(all []*controlv1.Route) error
+	// Answered says that what the allocator knows of a sandbox, about which Ask has asked, is in effect.
+	Answered(id string)
 }
 
 // Uses is how sandboxes are used. The view of *admission.Sandboxes implements it.
@@ -81,7 +98,8 @@ type DeadRouters interface {
 // MaxMaxStale bounds Options.MaxStale: an allocator takes no longer one.
 const MaxMaxStale = 24 * time.Hour
 
-// Options configure a Client. All are required unless they say otherwise.
+// Options configure a Client. All are required unless they say otherwise. With Egress, which makes the session that of
+// an egress router, Sandboxes, Uses, Keys and Probe have no meaning and must not be set.
 type Options struct {
 	// Allocators are control addresses, host:port, tried in turn. One reachable replica is
 	// enough, because it names the leader. If a name has several addresses, each is tried,
@@ -94,6 +112,7 @@ type Options struct {
 	// PingInterval is the time between pings. A stream is dropped when no ping was answered
 	// for 5 of them. Default 1 s.
 	PingInterval time.Duration
+	Egress       Egress
 	Sandboxes    Sandboxes
 	Uses         Uses
 	Keys         Keys
@@ -114,7 +133,8 @@ type Options struct {
 
 // Client keeps the router's session.
 type Client struct {
-	o Options
+	o    Options
+	gate Gate // Egress or Sandboxes
 
 	mu           sync.Mutex
 	current      *stream // nil: not connected
@@ -175,8 +195,15 @@ const maxRedirects = 3
 
 // New checks the options and returns a Client that is not connected.
 func New(o Options) (*Client, error) {
-	err := options.Require(o, "Allocators", "RouterID", "Sandboxes", "Uses", "Keys", "DeadRouters", "GatewaySecret",
-		"Probe", "Dial", "Now", "Log", "MaxStale")
+	err := options.Require(o, "Allocators", "RouterID", "DeadRouters", "GatewaySecret", "Dial", "Now", "Log", "MaxStale")
+	var gate Gate = o.Egress
+	if o.Egress == nil {
+		err = errors.Join(err, options.Require(o, "Sandboxes", "Uses", "Keys", "Probe"))
+		gate = o.Sandboxes
+	} else if o.Sandboxes != nil || o.Uses != nil || o.Keys != nil || o.Probe != nil {
+		err = errors.Join(err, errors.New(
+			"controlclient.Options: Sandboxes, Uses, Keys and Probe must not be set with Egress"))
+	}
 	if slices.Contains(o.Allocators, "") {
 		err = errors.Join(err, errors.New("controlclient.Options.Allocators must not have an empty address"))
 	}
@@ -188,7 +215,7 @@ func New(o Options) (*Client, error) {
 		o.OnPong = func(time.Duration) {}
 	}
 	ready := make(chan struct{})
-	return &Client{o: o, ready: ready, closeReady: sync.OnceFunc(func() { close(ready) })}, nil
+	return &Client{o: o, gate: gate, ready: ready, closeReady: sync.OnceFunc(func() { close(ready) })}, nil
 }
 
 // Ready is closed once routes can be served for the first time.
@@ -212,9 +239,9 @@ func (c *Client) Run(ctx, goodbyeCtx context.Context) error {
 		leader, err := c.runStream(ctx, goodbyeCtx, address, connectTimeout)
 		declaredDead := controlv1.IsDeclaredDead(err)
 		if declaredDead {
-			c.o.Sandboxes.Expire()
+			c.gate.Expire()
 		}
-		c.o.Sandboxes.Disconnected()
+		c.gate.Disconnected()
 		switch {
 		case errors.Is(err, errLeft), declaredDead && ctx.Err() != nil:
 			return nil
@@ -263,7 +290,7 @@ func (c *Client) Run(ctx, goodbyeCtx context.Context) error {
 // mustNotSayGoodbye reports whether a stopping router ends without another attempt to send
 // Goodbye.
 func (c *Client) mustNotSayGoodbye(goodbyeCtx context.Context) bool {
-	unread := c.o.Sandboxes.Unread()
+	unread := c.gate.Unread()
 	if c.Term() == 0 {
 		return true
 	}
@@ -306,12 +333,16 @@ func (c *Client) join(ctx context.Context) *controlv1.Join {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	hash := sha256.Sum256(c.o.GatewaySecret)
-	return &controlv1.Join{
+	j := &controlv1.Join{
 		RouterId: c.o.RouterID, MaxStaleNanos: uint64(c.o.MaxStale),
 		Journal: c.newest.journal, HighestTerm: c.newest.term, Position: c.newest.position,
-		Serving:      ctx.Err() == nil && c.o.Sandboxes.Fresh(),
+		Serving:      ctx.Err() == nil && c.gate.Fresh(),
 		LeftJournals: slices.Clone(c.leftJournals), GatewayHash: hash[:],
 	}
+	if c.o.Egress != nil {
+		j.MaxStaleNanos, j.EgressMaxStaleNanos = 0, j.MaxStaleNanos
+	}
+	return j
 }
 
 // accept checks the journal and term of a message and records its position. An error ends

@@ -55,6 +55,12 @@
 //   - Queues are bounded. A stream is dropped if it cannot be opened or written to, or if
 //     pings on it are not answered.
 //
+// Egress:
+//
+//   - With Options.Egress the session is that of an egress router. It gets what sandboxes may reach. A message is
+//     acknowledged when Egress.Barrier is drained, which delays no later message. The router reports nothing, and
+//     answers no Quiesce and no Probe.
+//
 // # What breaks them
 //
 // A caller that still admits requests after it has ended the first context of Run, or a

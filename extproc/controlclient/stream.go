@@ -59,6 +59,7 @@ type stream struct {
 
 	// Owned by the reader:
 	snapshot map[string]routecache.Route    // parts received so far
+	rules    []*controlv1.Route             // the same, of an egress router
 	keys     map[string][][sha256.Size]byte // the same
 	joined   bool                           // a complete snapshot is in effect
 	hasKeys  bool                           // this leader's keys are in effect
@@ -240,7 +241,7 @@ func (s *stream) write(ctx, streamCtx context.Context) error {
 // leave sends Goodbye, unless Envoy may not have read all answers, and closes the sending
 // direction.
 func (s *stream) leave(streamCtx context.Context) error {
-	if unread := s.client.o.Sandboxes.Unread(); unread > 0 {
+	if unread := s.client.gate.Unread(); unread > 0 {
 		s.client.o.Log.Warn("ends without a Goodbye: Envoy may not have read all answers, "+
 			"so the allocator must wait for what this router may have admitted", zap.Int("unread", unread))
 	} else if err := s.goodbye(streamCtx); err != nil {

@@ -90,6 +90,12 @@ func run(t *testing.T, allocators []string, f func(*world)) {
 // runWith is run with another implementation of Uses.
 func runWith(t *testing.T, allocators []string, usesOf func(*world) controlclient.Uses, f func(*world)) {
 	t.Helper()
+	runChanged(t, allocators, usesOf, func(*world, *controlclient.Options) {}, f)
+}
+
+// runChanged is runWith with other options.
+func runChanged(t *testing.T, allocators []string, usesOf func(*world) controlclient.Uses, change func(*world, *controlclient.Options), f func(*world)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		// Pings keep the clock of the bubble running, so a test that hangs must be ended.
 		defer time.AfterFunc(24*time.Hour, func() { panic("what the test waits for does not happen") }).Stop()
@@ -114,6 +120,7 @@ func runWith(t *testing.T, allocators []string, usesOf func(*world) controlclien
 		for _, name := range allocators {
 			o.Allocators = append(o.Allocators, address(name))
 		}
+		change(w, &o)
 		w.client, err = controlclient.New(o)
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(context.Background())

@@ -17,8 +17,8 @@ type Ending struct {
 
 // End ends the stream with a status, which should be an error: Envoy goes on with a request whose stream ends well.
 // An answer that was not sent yet is never sent. Open.Ended is called when the peer has ended the stream, too, at once
-// if the peer has no answer. All calls but the first do nothing. It may be called at any time, but not with a lock that
-// Open.Ended takes, and it blocks while the peer reads nothing.
+// if the peer has no answer. All calls but the first do nothing. It may be called at any time, and it does not block:
+// while the peer reads nothing, a goroutine of the server waits for it.
 func (e *Ending) End(code codes.Code, text string) {
 	e.mu.Lock()
 	if e.block != nil {
@@ -30,9 +30,10 @@ func (e *Ending) End(code codes.Code, text string) {
 	if c == nil { // begin ends it
 		e.block = statusBlock(false, code, text)
 	}
+	block := e.block
 	e.mu.Unlock()
 	if c != nil {
-		c.endKept(e.id, e.block)
+		c.server.endKept(c, e.id, block)
 	}
 }
 
@@ -42,6 +43,15 @@ func (e *Ending) begin(c *conn, id uint32) []byte {
 	defer e.mu.Unlock()
 	e.conn, e.id = c, id
 	return e.block
+}
+
+// endKept ends a stream that is kept. A connection that has ended has none.
+func (s *Server) endKept(c *conn, id uint32, block []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, open := s.conns[c]; open { // so its serve counts
+		s.running.Go(func() { c.endKept(id, block) })
+	}
 }
 
 // endKept sends the end of a stream. The number of a stream is never used again, so this ends no other one.

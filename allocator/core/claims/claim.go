@@ -244,6 +244,8 @@ func (t *Table) Serve(pool *pools.Pool) {
 		case t.dropDead(cl):
 		case p != nil && (cl.Request.values != nil || cl.Request.revives != nil) && p.Seen().AgentPort == 0: // of an older template
 			t.refuse(cl, step.NotConfigured)
+		case p != nil && !cl.Request.binding.Network.Equal(fact.EgressRules{}) && !p.Seen().Egress: // so is this
+			t.refuse(cl, step.NotConfigured)
 		case p != nil:
 			t.pods.Take(p)
 			t.taken[p.Key()], cl.Request.pods = cl, append(cl.Request.pods, p)

@@ -57,6 +57,35 @@ type Binding struct {
 	Lifetime time.Duration
 	// Sleep says when it falls asleep instead of being released.
 	Sleep SleepPolicy
+	// Network is what its claim lets it reach, within what its pool does. SetNetwork replaces it. It has no meaning
+	// unless Agent.Egress is set.
+	Network EgressRules
+}
+
+// EgressRules say what may be reached: see package egress/policy. Without a rule everything may. The slices are shared
+// and must not be changed.
+type EgressRules struct {
+	Allow, Deny []string
+}
+
+// Equal reports whether two lists of rules are the same.
+func (r EgressRules) Equal(other EgressRules) bool {
+	return slices.Equal(r.Allow, other.Allow) && slices.Equal(r.Deny, other.Deny)
+}
+
+// PoolEgress is what a pool lets its sandboxes reach. It is shared and must not be changed.
+type PoolEgress struct {
+	EgressRules
+	// Ports are in ascending order; empty: 80 and 443.
+	Ports []uint16
+}
+
+// Equal reports whether two pools let their sandboxes reach the same; nil: what they do is not known.
+func (e *PoolEgress) Equal(other *PoolEgress) bool {
+	if e == nil || other == nil {
+		return e == other
+	}
+	return e.EgressRules.Equal(other.EgressRules) && slices.Equal(e.Ports, other.Ports)
 }
 
 // SleepPolicy says when a sandbox falls asleep instead of being released: WhenIdle after its IdleTimeout, AtEnd at its
@@ -86,7 +115,8 @@ type Agent struct {
 	Port uint16
 	// Public: requests to it need no token.
 	Public bool
-	// Egress: what leaves the pod goes through an egress gateway, whose routers have the rules of the sandbox.
+	// Egress: what leaves the pod goes through an egress gateway, whose routers have the rules of the sandbox. In that of
+	// a pool: no other pod is handed out.
 	Egress bool
 }
 
@@ -148,6 +178,9 @@ type Sandbox struct {
 	// DefaultPort and Ports are those of its pool; for a live sandbox the current ones.
 	DefaultPort uint16
 	Ports       []uint16
+	// PoolEgress is what its pool lets it reach. Unlike its ports it is not in the journal. nil: it is not known, or the
+	// sandbox has no egress rules.
+	PoolEgress *PoolEgress
 	// Restarts are those of the pod before the claim.
 	Restarts int
 	Phase    Phase

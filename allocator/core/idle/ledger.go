@@ -136,6 +136,13 @@ func (l *Ledger) Suspend(id string) {
 	}
 }
 
+// Postpone has a sandbox of a verdict asked about again.
+func (l *Ledger) Postpone(id string, now time.Duration) {
+	s := l.sandboxes[id]
+	s.notBefore = now + AskAgain
+	l.schedule(s)
+}
+
 // Note records a use that goes on at this time.
 func (l *Ledger) Note(id string, kind activity.Kind, now time.Duration) {
 	if s := l.sandboxes[id]; s != nil {

@@ -279,9 +279,9 @@ func (l *Ledger) Pong(s *Session) (nonce uint64, ok bool) {
 }
 
 // Goodbye notes that the router of a session says on a stream that it leaves. It returns the session, nil if there is
-// none or if the router is beside another gateway, and whether that is its stream. The stream is disconnected then.
-func (l *Ledger) Goodbye(id string, gateway fact.Gateway, stream uint64, now time.Duration) (s *Session, here bool) {
-	if s = l.Get(id); s == nil || !s.isAt(gateway) {
+// none or if the router is beside another gateway or of the other kind, and whether that is its stream. The stream is disconnected then.
+func (l *Ledger) Goodbye(id string, gateway fact.Gateway, egress bool, stream uint64, now time.Duration) (s *Session, here bool) {
+	if s = l.Get(id); s == nil || !s.isAt(gateway) || s.Egress != egress {
 		return nil, false
 	}
 	s.heard(now)

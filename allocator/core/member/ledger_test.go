@@ -267,7 +267,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 			if r.session != nil {
 				gateway = r.session.Gateway
 			}
-			s, here := m.ledger.Goodbye(id, gateway, stream, m.now)
+			s, here := m.ledger.Goodbye(id, gateway, false, stream, m.now)
 			require.Same(m, r.session, s)
 			require.Equal(m, stream != 0, here)
 			if here {

@@ -33,6 +33,7 @@
 //	Tainted      it was idle at an address while stale routes led there: see package taint
 //	Quarantined  it had an address while routers of an earlier journal may have served routes
 //	NotProven    its life began with a restart that is not proven yet
+//	Open         its pool is behind an egress gateway, and the pod was made before that
 //
 // A tainted pod keeps its address until all fences there are complete, because the next pod at the address would be
 // tainted too, unless another pod was seen there: then both are retired. A quarantined one keeps it until the earlier journal's session ends. Both are then retired.

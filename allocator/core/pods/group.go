@@ -69,12 +69,15 @@ func (g *Group) Untouch() { g.touched = false }
 // Observe notes what a pool asks for now. Idle pods get the labels and annotations of the template.
 func (t *Table) Observe(spec step.Pool) *Group {
 	g := t.Group(spec.Key)
-	changed, otherPorts := g.Template != spec.Template, g.DefaultPort != spec.DefaultPort || !slices.Equal(g.Ports, spec.Ports)
+	changed, otherPorts := g.Template != spec.Template, g.DefaultPort != spec.DefaultPort || !slices.Equal(g.Ports, spec.Ports) || !g.Egress.Equal(spec.Egress)
 	syncs := changed || g.Metadata != spec.Metadata || g.Refused != spec.Refused
 	g.Pool, g.Known = spec, true
 	if changed {
 		for _, p := range g.Sorted(All...) {
 			t.recount(p)
+		}
+		for _, p := range g.Sorted(Pending, Warm) {
+			t.consider(p)
 		}
 	}
 	if otherPorts {

@@ -35,6 +35,7 @@ const (
 	Tainted
 	Quarantined
 	NotProven
+	Open
 )
 
 // Pod is one life of a pod. Only its Table changes it.
@@ -111,6 +112,7 @@ func (p *Pod) Withheld() (why Withheld) {
 		{Tainted, p.addr.Tainted()},
 		{Quarantined, p.quarantined},
 		{NotProven, p.seen.Recycling},
+		{Open, p.group.Agent.Egress && !p.seen.Egress},
 	} {
 		if x.holds {
 			why |= x.reason

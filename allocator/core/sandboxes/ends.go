@@ -16,7 +16,7 @@ const maxDeadlines = 10_000
 
 // setTimes converts the end times of a sandbox to the boot clock.
 func (sb *Sandbox) setTimes(now step.Instant) {
-	sb.nextEnd = sb.EndAt
+	sb.nextEnd, sb.nextNetwork = sb.EndAt, sb.Network
 	for _, m := range []struct {
 		at   time.Time
 		boot *time.Duration
@@ -185,10 +185,15 @@ func (t *Table) timeoutSet(sb *Sandbox, token uint64, f *fact.SandboxFact, at ti
 		answer.Status = step.CallGone
 	}
 	t.schedule(sb)
+	t.show(sb, f)
+	t.Emit(answer)
+}
+
+// show has the object show a committed change of a sandbox.
+func (t *Table) show(sb *Sandbox, f *fact.SandboxFact) {
 	shown := sb.Sandbox
 	shown.Phase, shown.StartedAt = f.Phase, f.StartedAt // not Releasing: the sandbox may never have run
 	if sb.ungranted == 0 {
 		t.Emit(step.WriteObject{Sandbox: shown})
 	}
-	t.Emit(answer)
 }

@@ -259,12 +259,20 @@ func (t *Table) Found(sb *Sandbox, p *pods.Pod) {
 // addRoutes notes that routers may receive routes of a sandbox from now on.
 func (t *Table) addRoutes(sb *Sandbox) { t.pods.AddRoutes(sb.ID, sb.Pod, sb.addresses()) }
 
-// takePorts gives a sandbox the ports that the pool of its pod has now. It reports whether they are others.
+// takePorts gives a sandbox the ports and the egress rules that the pool of its pod has now. It reports whether they are
+// others.
 func (sb *Sandbox) takePorts(g *pods.Group) bool {
-	if !g.Known || sb.DefaultPort == g.DefaultPort && slices.Equal(sb.Ports, g.Ports) {
+	if !g.Known {
 		return false
 	}
-	sb.DefaultPort, sb.Ports = g.DefaultPort, g.Ports
+	egress := g.Egress
+	if !sb.Agent.Egress {
+		egress = nil
+	}
+	if sb.DefaultPort == g.DefaultPort && slices.Equal(sb.Ports, g.Ports) && sb.PoolEgress.Equal(egress) {
+		return false
+	}
+	sb.DefaultPort, sb.Ports, sb.PoolEgress = g.DefaultPort, g.Ports, egress
 	return true
 }
 

@@ -12,6 +12,11 @@ type (
 	// then.
 	Closed struct{ Sandbox *Sandbox }
 	Tired  struct{ Sandbox *Sandbox }
+	// Ruled: the new rules of a sandbox, which a call has asked for, are durable. Egress routers must get them.
+	Ruled struct {
+		Sandbox *Sandbox
+		Token   uint64
+	}
 	// Turned: that a sandbox is asleep, or is to wake, is durable.
 	Turned struct{ Sandbox *Sandbox }
 	// Rising: a sandbox that is stopped is to run again. It needs a pod.
@@ -30,3 +35,4 @@ func (Rising) notice()   {}
 func (Doomed) notice()   {}
 func (Closed) notice()   {}
 func (Tired) notice()    {}
+func (Ruled) notice()    {}

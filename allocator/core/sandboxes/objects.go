@@ -116,7 +116,7 @@ func (t *Table) revise(sb *Sandbox) {
 // another change is on its way.
 func (t *Table) Touch(id string, active time.Time) {
 	sb := t.byID[id]
-	if sb.Phase != fact.Running || sb.pendingTimeouts > 0 || sb.arriving || sb.objectRevision.Less(sb.Revision) || active.Sub(sb.LastActive) < time.Second {
+	if sb.Phase != fact.Running || sb.pendingTimeouts > 0 || sb.pendingRules > 0 || sb.arriving || sb.objectRevision.Less(sb.Revision) || active.Sub(sb.LastActive) < time.Second {
 		return
 	}
 	sb.LastActive = active

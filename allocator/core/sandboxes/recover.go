@@ -40,13 +40,27 @@ func (t *Table) MergeFact(f *fact.SandboxFact, there bool, keepFor time.Duration
 		sb.addConflict(other.Pod, other.IP)
 		t.Emit(step.Repaired{Pod: other.Pod, What: "the journal and a Sandbox object name different pods, or addresses, for one sandbox: none of them is used any more"})
 	}
+	// An allocator of an earlier version writes neither the record nor the object with it, and a pod never loses it. Nor
+	// does it write rules, so those beside it count. Of one revision the record counts, not the object.
+	egress, network := f.Agent.Egress, f.Network
+	switch {
+	case sb.Incarnation == f.Incarnation:
+		egress = sb.Agent.Egress || f.Agent.Egress
+	case f.Revision.Less(sb.Revision): // in another pod
+		egress = sb.Agent.Egress
+	}
+	if !f.Agent.Egress || sb.Agent.Egress && f.Revision.Less(sb.Revision) {
+		network = sb.Network
+	}
 	if !sb.Revision.Less(f.Revision) {
+		sb.Agent.Egress, sb.Network = egress, network
 		t.Emit(step.Settle{Thing: f.Thing(), Revision: f.Revision})
 		return
 	}
 	shown := sb.Sandbox
 	sb.Sandbox, sb.ungranted = f.Sandbox, f.Ungranted
 	sb.LastActive, sb.Workload = shown.LastActive, shown.Workload // the journal does not have them
+	sb.Agent.Egress, sb.Network = egress, network
 }
 
 // MergeConflict notes a pod that an earlier leader has found to conflict with the record of a sandbox.

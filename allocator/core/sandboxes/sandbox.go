@@ -52,6 +52,10 @@ type Sandbox struct {
 	pendingTimeouts int
 	nextEnd         time.Time
 	nextEndAt       time.Duration
+	// pendingRules is how many changes of its rules are on their way into the journal. nextNetwork are those that the
+	// last one sets.
+	pendingRules int
+	nextNetwork  fact.EgressRules
 	// ungranted is SandboxFact.Ungranted of an earlier term: it is not known whether the claim was granted. The object
 	// is not written then, because it says that the claim was. asking: the agent has not answered whether it
 	// is configured. No router gets the route before.
@@ -157,7 +161,7 @@ func (sb *Sandbox) Mark() Mark { return Mark{sb.ClaimedAt, sb.ID} }
 // that are on their way into the journal.
 func (sb *Sandbox) next() fact.Sandbox {
 	next := sb.Sandbox
-	next.EndAt = sb.nextEnd
+	next.EndAt, next.Network = sb.nextEnd, sb.nextNetwork
 	switch {
 	case sb.readying:
 		next.Phase, next.AsleepAt, next.Wakeable = fact.Running, time.Time{}, false

@@ -18,18 +18,28 @@ import (
 // setStop sets when a sandbox that has fallen asleep is to be stopped. On a node that is cordoned that is at once: its pod
 // is about to be evicted, and would take the files with it.
 func (t *Table) setStop(sb *Sandbox) {
-	if sb.stopAt = 0; sb.Sleep.StopAfter > 0 && !sb.AsleepAt.IsZero() {
-		sb.stopAt = max(1, t.Now.BootOf(sb.AsleepAt.Add(sb.Sleep.StopAfter)))
-		if p := t.pods.Get(sb.Pod); p != nil && p.Cordoned() {
-			sb.stopAt = max(1, min(sb.stopAt, t.Now.Boot))
-		}
+	sb.stopAt = 0
+	if sb.AsleepAt.IsZero() {
+		return
 	}
+	if sb.Sleep.StopAfter > 0 {
+		sb.stopAt = max(1, t.Now.BootOf(sb.AsleepAt.Add(sb.Sleep.StopAfter)))
+	}
+	if p := t.pods.Get(sb.Pod); p != nil && p.Cordoned() && sb.isStopped(p) && (sb.stopAt == 0 || sb.stopAt > t.Now.Boot) {
+		sb.stopAt = max(1, t.Now.Boot)
+	}
+}
+
+// isStopped reports whether a sandbox that sleeps in this pod is stopped without a call for that: after some time, or
+// when too many sleep in its pool.
+func (sb *Sandbox) isStopped(p *pods.Pod) bool {
+	return sb.Sleep.StopAfter > 0 || p.Group().MaxAsleep > 0
 }
 
 // Cordoned has the sandboxes stopped that are asleep on a node, if they may be.
 func (t *Table) Cordoned(node string) {
 	for _, sb := range t.live.Of(Everything()) {
-		if p := t.pods.Get(sb.Pod); sb.stopAt != 0 && sb.HasPod() && p != nil && p.Node() == node {
+		if p := t.pods.Get(sb.Pod); sb.HasPod() && p != nil && p.Node() == node {
 			t.setStop(sb)
 			t.schedule(sb)
 		}
@@ -39,7 +49,7 @@ func (t *Table) Cordoned(node string) {
 // outlives reports whether a sandbox may outlive its pod, which is being deleted: it is asleep there, its processes are
 // stopped, and it may be stopped, or is about to be. What has the archive fail ends it.
 func (t *Table) outlives(sb *Sandbox, p *pods.Pod) bool {
-	if sb.Phase != fact.Asleep || sb.sleep.pending != 0 || sb.Sleep.StopAfter == 0 && !sb.sleep.stop || p.Gone() {
+	if sb.Phase != fact.Asleep || sb.sleep.pending != 0 || !sb.isStopped(p) && !sb.sleep.stop || p.Gone() {
 		return false
 	}
 	cause, _ := sb.unfitIn(p)

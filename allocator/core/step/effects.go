@@ -167,8 +167,8 @@ type (
 		Outstanding int
 	}
 
-	// SandboxCallAnswered answers a KeepAlive, a SetTimeout, a Sleep or an Archive with the sandbox. CallGone: it was released, or
-	// its release is on its way into the journal. Why says for people why a sandbox does not sleep.
+	// SandboxCallAnswered answers a KeepAlive, a SetTimeout, a SetNetwork, a Sleep or an Archive with the sandbox. CallGone: it was released, or
+	// its release is on its way into the journal. Why says for people why a sandbox does not sleep, or has no new rules.
 	SandboxCallAnswered struct {
 		Token   uint64
 		Status  CallStatus
@@ -351,7 +351,7 @@ const (
 	NotAccepted
 )
 
-// CallStatus is the outcome of a Release, a KeepAlive, a SetTimeout, a Sleep or an Archive.
+// CallStatus is the outcome of a Release, a KeepAlive, a SetTimeout, a SetNetwork, a Sleep or an Archive.
 type CallStatus int
 
 // The outcomes of a call about a sandbox.
@@ -360,9 +360,9 @@ const (
 	CallGone                      // it was released before
 	CallOK
 	CallAsleep   // it is asleep, or about to be
-	CallNotReady // it starts, or a router that may send it requests cannot be asked to stop that
+	CallNotReady // it starts, or a router that may send it requests, or has its rules, does not answer
 	CallRefused  // its processes could not be stopped, or its archive was not written
-	CallUnfit    // its pod cannot sleep
+	CallUnfit    // its pod cannot sleep, or has no egress rules
 )
 
 // DeclareStatus is the outcome of a DeclareDead.

@@ -37,6 +37,8 @@ type Pool struct {
 	// Ports can be reached from outside, in ascending order; empty: all. The slice is shared
 	// and must not be changed, like that of a Sandbox.
 	Ports []uint16
+	// Egress is what its sandboxes may reach that are behind an egress gateway; nil: it does not say.
+	Egress *fact.PoolEgress
 	// Template identifies the pod template. Pods made from another one are
 	// replaced while they are warm.
 	Template string

@@ -308,13 +308,15 @@ type Join struct {
 	// no Join of another gateway under this router ID. Empty: a router of an earlier version. Every
 	// router is believed to have found it dead.
 	GatewayHash []byte `protobuf:"bytes,8,opt,name=gateway_hash,json=gatewayHash,proto3" json:"gateway_hash,omitempty"`
-	// The router is an egress router: it decides what leaves sandboxes, and routes no request to one. It gets what
-	// concerns the sandboxes of pools whose pods reach nothing but its gateway: Snapshot, Route, Release, Resolved and
-	// closes. It gets no Quiesce, Resume, Probe or Keys, and its Report and Quiesced are ignored. A router ID stays of
-	// one kind. A leader of an earlier version takes it for a router like the others.
-	Egress        bool `protobuf:"varint,9,opt,name=egress,proto3" json:"egress,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Not 0: the router is an egress router, this is its max-stale, and max_stale_nanos is 0, so that a leader of an
+	// earlier version refuses it. At least 20 seconds, because a router that hangs has its requests ended within 15, and at
+	// most the max-stale of the allocators. An egress router decides what leaves sandboxes, and routes no request to one. It
+	// gets what concerns the sandboxes of pools whose pods reach nothing but its gateway: Snapshot, Route, Release,
+	// Resolved and closes. Its routes have no credentials, it gets no Quiesce, Resume, Probe or Keys, and its Report,
+	// Quiesced, Probed and Resolve.wake are ignored. It has a gateway_hash. A router ID stays of one kind.
+	EgressMaxStaleNanos uint64 `protobuf:"varint,10,opt,name=egress_max_stale_nanos,json=egressMaxStaleNanos,proto3" json:"egress_max_stale_nanos,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Join) Reset() {
@@ -403,11 +405,11 @@ func (x *Join) GetGatewayHash() []byte {
 	return nil
 }
 
-func (x *Join) GetEgress() bool {
+func (x *Join) GetEgressMaxStaleNanos() uint64 {
 	if x != nil {
-		return x.Egress
+		return x.EgressMaxStaleNanos
 	}
-	return false
+	return 0
 }
 
 // Report is the result of a look: one reading of the requests that Envoy holds open. The
@@ -1340,7 +1342,9 @@ type Route struct {
 	AgentPort   uint32 `protobuf:"varint,11,opt,name=agent_port,json=agentPort,proto3" json:"agent_port,omitempty"`
 	AgentPublic bool   `protobuf:"varint,12,opt,name=agent_public,json=agentPublic,proto3" json:"agent_public,omitempty"`
 	// The pool of the sandbox, for metrics. Empty: unknown.
-	Pool          string `protobuf:"bytes,13,opt,name=pool,proto3" json:"pool,omitempty"`
+	Pool string `protobuf:"bytes,13,opt,name=pool,proto3" json:"pool,omitempty"`
+	// What the sandbox may reach. It is set for egress routers only. They use sandbox_id, pod_ip and pool beside it.
+	Egress        *Egress `protobuf:"bytes,14,opt,name=egress,proto3" json:"egress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1466,6 +1470,149 @@ func (x *Route) GetPool() string {
 	return ""
 }
 
+func (x *Route) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+// Egress is what a sandbox may reach, in the words of package egress/policy. Both the pool and the claim must allow a
+// destination.
+type Egress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unset: it is not known what the pool allows, and nothing may be reached.
+	Pool *EgressRules `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	// Unset: the claim has no rules.
+	Claim *EgressRules `protobuf:"bytes,2,opt,name=claim,proto3" json:"claim,omitempty"`
+	// The ports that may be reached, 1 to 65535, ascending. Empty: 80 and 443.
+	Ports []uint32 `protobuf:"varint,3,rep,packed,name=ports,proto3" json:"ports,omitempty"`
+	// How often the sandbox was stopped before it got its pod. An address and an ID are those of one pod only with it.
+	Incarnation uint64 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// The SHA-256 of the egress token (package api/sandboxaccess), 32 bytes.
+	TokenHash     []byte `protobuf:"bytes,5,opt,name=token_hash,json=tokenHash,proto3" json:"token_hash,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Egress) Reset() {
+	*x = Egress{}
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Egress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Egress) ProtoMessage() {}
+
+func (x *Egress) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Egress.ProtoReflect.Descriptor instead.
+func (*Egress) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Egress) GetPool() *EgressRules {
+	if x != nil {
+		return x.Pool
+	}
+	return nil
+}
+
+func (x *Egress) GetClaim() *EgressRules {
+	if x != nil {
+		return x.Claim
+	}
+	return nil
+}
+
+func (x *Egress) GetPorts() []uint32 {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *Egress) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *Egress) GetTokenHash() []byte {
+	if x != nil {
+		return x.TokenHash
+	}
+	return nil
+}
+
+// EgressRules are two lists of at most 256 entries of at most 1,024 bytes each.
+type EgressRules struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Allow         []string               `protobuf:"bytes,1,rep,name=allow,proto3" json:"allow,omitempty"`
+	Deny          []string               `protobuf:"bytes,2,rep,name=deny,proto3" json:"deny,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressRules) Reset() {
+	*x = EgressRules{}
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressRules) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressRules) ProtoMessage() {}
+
+func (x *EgressRules) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressRules.ProtoReflect.Descriptor instead.
+func (*EgressRules) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *EgressRules) GetAllow() []string {
+	if x != nil {
+		return x.Allow
+	}
+	return nil
+}
+
+func (x *EgressRules) GetDeny() []string {
+	if x != nil {
+		return x.Deny
+	}
+	return nil
+}
+
 // Keys is a part of the API keys. All parts follow the snapshot, before the first Pong, and again each
 // change of the keys.
 // The parts up to the one with last replace all keys of the router at once. They need no
@@ -1482,7 +1629,7 @@ type Keys struct {
 
 func (x *Keys) Reset() {
 	*x = Keys{}
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1494,7 +1641,7 @@ func (x *Keys) String() string {
 func (*Keys) ProtoMessage() {}
 
 func (x *Keys) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1507,7 +1654,7 @@ func (x *Keys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keys.ProtoReflect.Descriptor instead.
 func (*Keys) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Keys) GetTeams() []*TeamKeys {
@@ -1543,7 +1690,7 @@ type TeamKeys struct {
 
 func (x *TeamKeys) Reset() {
 	*x = TeamKeys{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1555,7 +1702,7 @@ func (x *TeamKeys) String() string {
 func (*TeamKeys) ProtoMessage() {}
 
 func (x *TeamKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1568,7 +1715,7 @@ func (x *TeamKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeamKeys.ProtoReflect.Descriptor instead.
 func (*TeamKeys) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TeamKeys) GetTeam() string {
@@ -1597,7 +1744,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1609,7 +1756,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1622,7 +1769,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Release) GetSandboxIds() []string {
@@ -1653,7 +1800,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1665,7 +1812,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1678,7 +1825,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *End) GetReason() string {
@@ -1719,7 +1866,7 @@ type Resolved struct {
 
 func (x *Resolved) Reset() {
 	*x = Resolved{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1731,7 +1878,7 @@ func (x *Resolved) String() string {
 func (*Resolved) ProtoMessage() {}
 
 func (x *Resolved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1744,7 +1891,7 @@ func (x *Resolved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolved.ProtoReflect.Descriptor instead.
 func (*Resolved) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Resolved) GetSandboxId() string {
@@ -1856,7 +2003,7 @@ type Gone struct {
 
 func (x *Gone) Reset() {
 	*x = Gone{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +2015,7 @@ func (x *Gone) String() string {
 func (*Gone) ProtoMessage() {}
 
 func (x *Gone) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +2028,7 @@ func (x *Gone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gone.ProtoReflect.Descriptor instead.
 func (*Gone) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Gone) GetEnd() *End {
@@ -1899,7 +2046,7 @@ type Unknown struct {
 
 func (x *Unknown) Reset() {
 	*x = Unknown{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +2058,7 @@ func (x *Unknown) String() string {
 func (*Unknown) ProtoMessage() {}
 
 func (x *Unknown) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2071,7 @@ func (x *Unknown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unknown.ProtoReflect.Descriptor instead.
 func (*Unknown) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 type Starting struct {
@@ -1937,7 +2084,7 @@ type Starting struct {
 
 func (x *Starting) Reset() {
 	*x = Starting{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1949,7 +2096,7 @@ func (x *Starting) String() string {
 func (*Starting) ProtoMessage() {}
 
 func (x *Starting) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1962,7 +2109,7 @@ func (x *Starting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Starting.ProtoReflect.Descriptor instead.
 func (*Starting) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Starting) GetHoldMillis() uint32 {
@@ -1987,7 +2134,7 @@ type Asleep struct {
 
 func (x *Asleep) Reset() {
 	*x = Asleep{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2146,7 @@ func (x *Asleep) String() string {
 func (*Asleep) ProtoMessage() {}
 
 func (x *Asleep) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2159,7 @@ func (x *Asleep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Asleep.ProtoReflect.Descriptor instead.
 func (*Asleep) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Asleep) GetRoute() *Route {
@@ -2047,7 +2194,7 @@ type Pong struct {
 
 func (x *Pong) Reset() {
 	*x = Pong{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2059,7 +2206,7 @@ func (x *Pong) String() string {
 func (*Pong) ProtoMessage() {}
 
 func (x *Pong) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2072,7 +2219,7 @@ func (x *Pong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pong.ProtoReflect.Descriptor instead.
 func (*Pong) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Pong) GetNonce() uint64 {
@@ -2103,7 +2250,7 @@ type Quiesce struct {
 
 func (x *Quiesce) Reset() {
 	*x = Quiesce{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2262,7 @@ func (x *Quiesce) String() string {
 func (*Quiesce) ProtoMessage() {}
 
 func (x *Quiesce) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2128,7 +2275,7 @@ func (x *Quiesce) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quiesce.ProtoReflect.Descriptor instead.
 func (*Quiesce) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Quiesce) GetNumber() uint64 {
@@ -2157,7 +2304,7 @@ type Question struct {
 
 func (x *Question) Reset() {
 	*x = Question{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2316,7 @@ func (x *Question) String() string {
 func (*Question) ProtoMessage() {}
 
 func (x *Question) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2329,7 @@ func (x *Question) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Question.ProtoReflect.Descriptor instead.
 func (*Question) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Question) GetSandboxId() string {
@@ -2219,7 +2366,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2231,7 +2378,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2244,7 +2391,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Probe) GetSandboxId() string {
@@ -2292,7 +2439,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2304,7 +2451,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2317,7 +2464,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Resume) GetSandboxIds() []string {
@@ -2342,7 +2489,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x06report\x18\a \x01(\v2\x18.berth.control.v1.ReportH\x00R\x06report\x128\n" +
 	"\bquiesced\x18\b \x01(\v2\x1a.berth.control.v1.QuiescedH\x00R\bquiesced\x122\n" +
 	"\x06probed\x18\t \x01(\v2\x18.berth.control.v1.ProbedH\x00R\x06probedB\t\n" +
-	"\amessage\"\x9e\x02\n" +
+	"\amessage\"\xc1\x02\n" +
 	"\x04Join\x12\x1b\n" +
 	"\trouter_id\x18\x01 \x01(\tR\brouterId\x12&\n" +
 	"\x0fmax_stale_nanos\x18\x02 \x01(\x04R\rmaxStaleNanos\x12\x18\n" +
@@ -2351,8 +2498,10 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bposition\x18\x05 \x01(\x04R\bposition\x12\x18\n" +
 	"\aserving\x18\x06 \x01(\bR\aserving\x12#\n" +
 	"\rleft_journals\x18\a \x03(\tR\fleftJournals\x12!\n" +
-	"\fgateway_hash\x18\b \x01(\fR\vgatewayHash\x12\x16\n" +
-	"\x06egress\x18\t \x01(\bR\x06egress\"\xb4\x01\n" +
+	"\fgateway_hash\x18\b \x01(\fR\vgatewayHash\x123\n" +
+	"\x16egress_max_stale_nanos\x18\n" +
+	" \x01(\x04R\x13egressMaxStaleNanosJ\x04\b\t\x10\n" +
+	"\"\xb4\x01\n" +
 	"\x06Report\x12:\n" +
 	"\n" +
 	"activities\x18\x01 \x03(\v2\x1a.berth.control.v1.ActivityR\n" +
@@ -2418,7 +2567,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0eleader_address\x18\x01 \x01(\tR\rleaderAddress\"O\n" +
 	"\bSnapshot\x12/\n" +
 	"\x06routes\x18\x01 \x03(\v2\x17.berth.control.v1.RouteR\x06routes\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\bR\x04last\"\xa6\x03\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\"\xd8\x03\n" +
 	"\x05Route\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x15\n" +
@@ -2436,7 +2585,18 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"agent_port\x18\v \x01(\rR\tagentPort\x12!\n" +
 	"\fagent_public\x18\f \x01(\bR\vagentPublic\x12\x12\n" +
-	"\x04pool\x18\r \x01(\tR\x04pool\"d\n" +
+	"\x04pool\x18\r \x01(\tR\x04pool\x120\n" +
+	"\x06egress\x18\x0e \x01(\v2\x18.berth.control.v1.EgressR\x06egress\"\xc7\x01\n" +
+	"\x06Egress\x121\n" +
+	"\x04pool\x18\x01 \x01(\v2\x1d.berth.control.v1.EgressRulesR\x04pool\x123\n" +
+	"\x05claim\x18\x02 \x01(\v2\x1d.berth.control.v1.EgressRulesR\x05claim\x12\x14\n" +
+	"\x05ports\x18\x03 \x03(\rR\x05ports\x12 \n" +
+	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x12\x1d\n" +
+	"\n" +
+	"token_hash\x18\x05 \x01(\fR\ttokenHash\"7\n" +
+	"\vEgressRules\x12\x14\n" +
+	"\x05allow\x18\x01 \x03(\tR\x05allow\x12\x12\n" +
+	"\x04deny\x18\x02 \x03(\tR\x04deny\"d\n" +
 	"\x04Keys\x120\n" +
 	"\x05teams\x18\x01 \x03(\v2\x1a.berth.control.v1.TeamKeysR\x05teams\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\bR\x04last\x12\x16\n" +
@@ -2511,7 +2671,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(Access)(0),              // 0: berth.control.v1.Access
 	(*RouterMessage)(nil),    // 1: berth.control.v1.RouterMessage
@@ -2529,20 +2689,22 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*NotLeader)(nil),        // 13: berth.control.v1.NotLeader
 	(*Snapshot)(nil),         // 14: berth.control.v1.Snapshot
 	(*Route)(nil),            // 15: berth.control.v1.Route
-	(*Keys)(nil),             // 16: berth.control.v1.Keys
-	(*TeamKeys)(nil),         // 17: berth.control.v1.TeamKeys
-	(*Release)(nil),          // 18: berth.control.v1.Release
-	(*End)(nil),              // 19: berth.control.v1.End
-	(*Resolved)(nil),         // 20: berth.control.v1.Resolved
-	(*Gone)(nil),             // 21: berth.control.v1.Gone
-	(*Unknown)(nil),          // 22: berth.control.v1.Unknown
-	(*Starting)(nil),         // 23: berth.control.v1.Starting
-	(*Asleep)(nil),           // 24: berth.control.v1.Asleep
-	(*Pong)(nil),             // 25: berth.control.v1.Pong
-	(*Quiesce)(nil),          // 26: berth.control.v1.Quiesce
-	(*Question)(nil),         // 27: berth.control.v1.Question
-	(*Probe)(nil),            // 28: berth.control.v1.Probe
-	(*Resume)(nil),           // 29: berth.control.v1.Resume
+	(*Egress)(nil),           // 16: berth.control.v1.Egress
+	(*EgressRules)(nil),      // 17: berth.control.v1.EgressRules
+	(*Keys)(nil),             // 18: berth.control.v1.Keys
+	(*TeamKeys)(nil),         // 19: berth.control.v1.TeamKeys
+	(*Release)(nil),          // 20: berth.control.v1.Release
+	(*End)(nil),              // 21: berth.control.v1.End
+	(*Resolved)(nil),         // 22: berth.control.v1.Resolved
+	(*Gone)(nil),             // 23: berth.control.v1.Gone
+	(*Unknown)(nil),          // 24: berth.control.v1.Unknown
+	(*Starting)(nil),         // 25: berth.control.v1.Starting
+	(*Asleep)(nil),           // 26: berth.control.v1.Asleep
+	(*Pong)(nil),             // 27: berth.control.v1.Pong
+	(*Quiesce)(nil),          // 28: berth.control.v1.Quiesce
+	(*Question)(nil),         // 29: berth.control.v1.Question
+	(*Probe)(nil),            // 30: berth.control.v1.Probe
+	(*Resume)(nil),           // 31: berth.control.v1.Resume
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	2,  // 0: berth.control.v1.RouterMessage.join:type_name -> berth.control.v1.Join
@@ -2559,32 +2721,35 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	13, // 11: berth.control.v1.AllocatorMessage.not_leader:type_name -> berth.control.v1.NotLeader
 	14, // 12: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
 	15, // 13: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
-	18, // 14: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
-	20, // 15: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
-	25, // 16: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
-	26, // 17: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
-	29, // 18: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
-	28, // 19: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
-	16, // 20: berth.control.v1.AllocatorMessage.keys:type_name -> berth.control.v1.Keys
+	20, // 14: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
+	22, // 15: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
+	27, // 16: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
+	28, // 17: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
+	31, // 18: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
+	30, // 19: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
+	18, // 20: berth.control.v1.AllocatorMessage.keys:type_name -> berth.control.v1.Keys
 	15, // 21: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
 	0,  // 22: berth.control.v1.Route.access:type_name -> berth.control.v1.Access
-	17, // 23: berth.control.v1.Keys.teams:type_name -> berth.control.v1.TeamKeys
-	19, // 24: berth.control.v1.Release.ends:type_name -> berth.control.v1.End
-	15, // 25: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
-	21, // 26: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
-	22, // 27: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
-	23, // 28: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
-	24, // 29: berth.control.v1.Resolved.asleep:type_name -> berth.control.v1.Asleep
-	19, // 30: berth.control.v1.Gone.end:type_name -> berth.control.v1.End
-	15, // 31: berth.control.v1.Asleep.route:type_name -> berth.control.v1.Route
-	27, // 32: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
-	1,  // 33: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
-	12, // 34: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
-	34, // [34:35] is the sub-list for method output_type
-	33, // [33:34] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	16, // 23: berth.control.v1.Route.egress:type_name -> berth.control.v1.Egress
+	17, // 24: berth.control.v1.Egress.pool:type_name -> berth.control.v1.EgressRules
+	17, // 25: berth.control.v1.Egress.claim:type_name -> berth.control.v1.EgressRules
+	19, // 26: berth.control.v1.Keys.teams:type_name -> berth.control.v1.TeamKeys
+	21, // 27: berth.control.v1.Release.ends:type_name -> berth.control.v1.End
+	15, // 28: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
+	23, // 29: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
+	24, // 30: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
+	25, // 31: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
+	26, // 32: berth.control.v1.Resolved.asleep:type_name -> berth.control.v1.Asleep
+	21, // 33: berth.control.v1.Gone.end:type_name -> berth.control.v1.End
+	15, // 34: berth.control.v1.Asleep.route:type_name -> berth.control.v1.Route
+	29, // 35: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
+	1,  // 36: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
+	12, // 37: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
+	37, // [37:38] is the sub-list for method output_type
+	36, // [36:37] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -2615,7 +2780,7 @@ func file_api_control_v1_control_proto_init() {
 		(*AllocatorMessage_Probe)(nil),
 		(*AllocatorMessage_Keys)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[19].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[21].OneofWrappers = []any{
 		(*Resolved_Route)(nil),
 		(*Resolved_Gone)(nil),
 		(*Resolved_Unknown)(nil),
@@ -2628,7 +2793,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   29,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

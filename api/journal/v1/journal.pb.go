@@ -507,7 +507,11 @@ type Sandbox struct {
 	// The key of the files that it is to get, or that its pod was given; empty: it was never stopped.
 	Archive string `protobuf:"bytes,41,opt,name=archive,proto3" json:"archive,omitempty"`
 	// What leaves the pod goes through an egress gateway, whose routers have the rules of the sandbox.
-	AgentEgress   bool `protobuf:"varint,42,opt,name=agent_egress,json=agentEgress,proto3" json:"agent_egress,omitempty"`
+	AgentEgress bool `protobuf:"varint,42,opt,name=agent_egress,json=agentEgress,proto3" json:"agent_egress,omitempty"`
+	// What its claim lets it reach, as the entries of two lists. They count if agent_egress is set: an allocator that does
+	// not know these writes none of the three.
+	NetworkAllow  []string `protobuf:"bytes,43,rep,name=network_allow,json=networkAllow,proto3" json:"network_allow,omitempty"`
+	NetworkDeny   []string `protobuf:"bytes,44,rep,name=network_deny,json=networkDeny,proto3" json:"network_deny,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -829,6 +833,20 @@ func (x *Sandbox) GetAgentEgress() bool {
 	return false
 }
 
+func (x *Sandbox) GetNetworkAllow() []string {
+	if x != nil {
+		return x.NetworkAllow
+	}
+	return nil
+}
+
+func (x *Sandbox) GetNetworkDeny() []string {
+	if x != nil {
+		return x.NetworkDeny
+	}
+	return nil
+}
+
 // Retirement is the intent to delete an idle pod. It is final: the pod is never
 // handed out again.
 type Retirement struct {
@@ -1136,8 +1154,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
 	"\acounter\x18\x03 \x01(\x04R\acounter\x12\x16\n" +
-	"\x06format\x18\a \x01(\rR\x06format\"\xfd\n" +
-	"\n" +
+	"\x06format\x18\a \x01(\rR\x06format\"\xc5\v\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -1187,7 +1204,9 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"stop_after\x18' \x01(\x03R\tstopAfter\x12 \n" +
 	"\vincarnation\x18( \x01(\rR\vincarnation\x12\x18\n" +
 	"\aarchive\x18) \x01(\tR\aarchive\x12!\n" +
-	"\fagent_egress\x18* \x01(\bR\vagentEgress\x1a;\n" +
+	"\fagent_egress\x18* \x01(\bR\vagentEgress\x12#\n" +
+	"\rnetwork_allow\x18+ \x03(\tR\fnetworkAllow\x12!\n" +
+	"\fnetwork_deny\x18, \x03(\tR\vnetworkDeny\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\f\n" +

@@ -140,6 +140,56 @@ advertised addresses are of that family.
 {{- end }}
 
 {{/*
+Rules of NetworkPolicies. Who may connect to the pods of pools, on any port: the gateways, and the allocators, which call
+postStart hooks and agents. Other sandboxes may not.
+*/}}
+{{- define "berth.fromBerth" -}}
+- from:
+    {{- range $component := list "gateway" "allocator" }}
+    - namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: {{ $.Release.Namespace }}
+      podSelector:
+        matchLabels:
+          {{- include "berth.selectorLabels" (dict "root" $ "component" $component) | nindent 10 }}
+    {{- end }}
+{{- end }}
+
+{{/* The cluster's DNS. */}}
+{{- define "berth.toDNS" -}}
+- to:
+    - namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: kube-system
+  ports:
+    - {protocol: UDP, port: 53}
+    - {protocol: TCP, port: 53}
+{{- end }}
+
+{{/* All addresses but those of pods and those that the values except. */}}
+{{- define "berth.toInternet" -}}
+{{- $policy := .Values.networkPolicy.sandboxes }}
+{{- $except := concat .Values.podCIDRs $policy.except $policy.extraExcept | uniq }}
+- to:
+    {{- range $all := list "0.0.0.0/0" "::/0" }}
+    - ipBlock:
+        cidr: {{ $all | quote }}
+        {{- $family := list }}
+        {{- range $except }}
+        {{- if eq (contains ":" .) (contains ":" $all) }}
+        {{- $family = append $family . }}
+        {{- end }}
+        {{- end }}
+        {{- with $family }}
+        except:
+          {{- range . }}
+          - {{ . | quote }}
+          {{- end }}
+        {{- end }}
+    {{- end }}
+{{- end }}
+
+{{/*
 The host of console.url.
 */}}
 {{- define "berth.consoleHost" -}}
@@ -264,7 +314,7 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- $gateway := .Values.gateway }}
 {{- $sandboxes := .Values.sandboxes.namespace }}
 {{- range $path, $ranges := dict
-  "podCIDRs" .Values.podCIDRs "gateway.service.loadBalancerSourceRanges" $gateway.service.loadBalancerSourceRanges
+  "podCIDRs" .Values.podCIDRs "egress.outsideCIDRs" .Values.egress.outsideCIDRs "gateway.service.loadBalancerSourceRanges" $gateway.service.loadBalancerSourceRanges
   "networkPolicy.sandboxes.except" .Values.networkPolicy.sandboxes.except "networkPolicy.sandboxes.extraExcept" .Values.networkPolicy.sandboxes.extraExcept }}
 {{- range $ranges }}
 {{- if not (regexMatch "^([0-9]{1,3}(\\.[0-9]{1,3}){3}/([1-9]|[12][0-9]|3[0-2])|[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2,7}/([1-9]|[1-9][0-9]|1[01][0-9]|12[0-8]))$" .) }}
@@ -278,6 +328,7 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
   "console.ingress.tlsSecret" .Values.console.ingress.tlsSecret "console.ingress.className" .Values.console.ingress.className
   "controlTLS.secret.allocator" .Values.controlTLS.secret.allocator "controlTLS.secret.router" .Values.controlTLS.secret.router
   "allocator.priorityClassName" .Values.allocator.priorityClassName "gateway.priorityClassName" $gateway.priorityClassName
+  "egress.priorityClassName" .Values.egress.priorityClassName
   "sandboxes.serviceAccount" .Values.sandboxes.serviceAccount }}
 {{- if not (regexMatch "^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?$" $name) }}
 {{- $errors = append $errors (printf "%s: %s is no name of an object, which has lower case letters, digits, - and . and begins and ends with a letter or a digit" $path $name) }}
@@ -311,7 +362,7 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- if not .Values.envoy.image.tag }}
 {{- $errors = append $errors "envoy.image.tag: required: Envoy's version is not the chart's" }}
 {{- end }}
-{{- range $path, $flags := dict "allocator.extraArgs" .Values.allocator.extraArgs "router.extraArgs" .Values.router.extraArgs "envoy.configArgs" .Values.envoy.configArgs }}
+{{- range $path, $flags := dict "allocator.extraArgs" .Values.allocator.extraArgs "router.extraArgs" .Values.router.extraArgs "egress.extraArgs" .Values.egress.extraArgs "envoy.configArgs" .Values.envoy.configArgs }}
 {{- range $flags }}
 {{- if not (regexMatch "^--[a-z]" .) }}
 {{- $errors = append $errors (printf "%s: %s must be a flag with its value in one string: for example --cache-size=500000" $path .) }}
@@ -385,6 +436,14 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- end }}
 {{- else if or $own.allocator $own.router }}
 {{- $errors = append $errors (printf "controlTLS.secret: not used with controlTLS.mode %s: set controlTLS.mode to secret, or leave the names empty" .Values.controlTLS.mode) }}
+{{- end }}
+{{- if .Values.egress.enabled }}
+{{- if not .Values.networkPolicy.enabled }}
+{{- $errors = append $errors "egress.enabled: without NetworkPolicies the pods of pools with egress.mode Gateway reach everything: set networkPolicy.enabled=true, or egress.enabled=false" }}
+{{- end }}
+{{- if not (hasPrefix "/" .Values.egress.caFile) }}
+{{- $errors = append $errors (printf "egress.caFile: %q must be an absolute path in Envoy's image" .Values.egress.caFile) }}
+{{- end }}
 {{- end }}
 {{- if .Values.mcp.enabled }}
 {{- if not .Values.gateway.api }}

@@ -1,0 +1,73 @@
+package egress
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/berth-sandbox/berth/internal/rate"
+)
+
+const (
+	// askTimeout bounds how long a request of a sandbox that is not known waits for the allocator's answer.
+	askTimeout = time.Second
+	// maxAsks bounds the sandboxes that are asked about at one time.
+	maxAsks = 64
+)
+
+// askRate bounds the questions to the allocator: every pod that reaches the gateway can have one asked.
+var askRate = rate.PerSecond(100)
+
+// asks are the questions to the allocator about sandboxes that are not known, each one once at a time.
+type asks struct {
+	ask   func(id string) bool // nil: none is asked
+	began time.Time            // of the clock of full
+
+	mu      sync.Mutex
+	pending map[string]chan struct{} // closed by the answer
+	full    time.Duration            // when the bucket of askRate is full
+}
+
+// wait has the allocator asked about a sandbox and waits for the answer, unless too many are asked about.
+func (a *asks) wait(ctx context.Context, id string) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	answered := a.begin(id)
+	if answered == nil {
+		return
+	}
+	select {
+	case <-answered:
+	case <-ctx.Done():
+		a.end(id, answered)
+	}
+}
+
+// begin returns the question about a sandbox, nil if there is none.
+func (a *asks) begin(id string) chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if answered := a.pending[id]; answered != nil {
+		return answered
+	}
+	after, pause := askRate.Take(a.full, time.Since(a.began))
+	if len(a.pending) >= maxAsks || pause > 0 || !a.ask(id) {
+		return nil
+	}
+	a.full = after
+	a.pending[id] = make(chan struct{})
+	return a.pending[id]
+}
+
+// end ends the question about a sandbox. If only is set it ends no other one.
+func (a *asks) end(id string, only chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if answered := a.pending[id]; answered != nil && (only == nil || only == answered) {
+		delete(a.pending, id)
+		close(answered)
+	}
+}
+
+// Answered says that what the allocator knows of a sandbox is in effect.
+func (s *Server) Answered(id string) { s.asks.end(id, nil) }

@@ -1,0 +1,40 @@
+package egress
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berth-sandbox/berth/api/metric"
+)
+
+type metrics struct {
+	requests *prometheus.CounterVec
+	admitted prometheus.Counter // the one of requests for "admitted"
+	lookups  prometheus.Counter
+}
+
+// register makes the metrics, and registers them unless reg is nil.
+func (m *metrics) register(reg prometheus.Registerer, t *table) error {
+	m.requests, m.lookups = metric.EgressRequests.Vec(), metric.EgressLookups.New()
+	m.admitted = m.requests.WithLabelValues(metric.OutcomeAdmitted)
+	if reg == nil {
+		return nil
+	}
+	read := func(value func() float64) func() float64 {
+		return func() float64 {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			return value()
+		}
+	}
+	for _, c := range []prometheus.Collector{
+		m.requests, m.lookups,
+		metric.EgressOpen.Func(read(func() float64 { return float64(t.unended) })),
+		metric.EgressCut.Func(read(func() float64 { return float64(t.cuts) })),
+		metric.EgressSandboxes.Func(read(func() float64 { return float64(len(t.all)) })),
+	} {
+		if err := reg.Register(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
