@@ -271,6 +271,33 @@ func TestNextLeaderHasTheLatestRules(t *testing.T) {
 	}
 }
 
+// A wake after a stop may give a sandbox a pod without gateway.
+//
+// Invariant: I3
+func TestNextLeaderTakesTheGatewayOfTheNewestPod(t *testing.T) {
+	for name, recorded := range map[string]bool{"the record is newer": true, "the object is newer": false} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			f := on("a-1", "x")
+			record := f.Subject.(*SandboxFact)
+			shown := record.Sandbox
+			before, now := &shown, &record.Sandbox
+			if !recorded {
+				before, now = now, before
+			}
+			before.Pod, before.Agent = key("a-0"), Agent{Port: 49983, Egress: true}
+			now.Incarnation, now.Agent, now.Revision.Counter = 1, Agent{Port: 49983}, 6
+			f.Revision = record.Revision
+			s.recoverState(State{
+				Pools: []Pool{specA(1)}, Nodes: []string{"n1"}, Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.AgentPort = 49983 })},
+				Objects: []Sandbox{shown}, Facts: []Fact{f},
+			})
+			require.False(t, s.view("x").Agent.Egress)
+			require.Empty(t, s.joinEgress("e", 2))
+		})
+	}
+}
+
 // Its rules would have no effect.
 //
 // Invariant: I3
