@@ -188,6 +188,13 @@ bench-claims: ground
 	go test ./allocator/rest -run '^$$' -bench 'Create$$'
 	go test ./bench -run '^$$' -bench 'Claim|Batch|NoisyTeam|Drain|Lives|Handover|Memory' -benchtime 1x -timeout 60m -v
 
+## bench-egress: what a request through the egress gateway costs beside other Envoys, and what a sandbox takes there
+.PHONY: bench-egress
+bench-egress:
+	go test ./egress -run '^$$' -bench 'Hop$$' -benchtime 1x -timeout 20m
+	go test ./egress/control -run '^$$' -bench Memory -benchtime 1x
+	go test ./egress/policy -run '^$$' -bench Decide
+
 ## bench-console: what pages of the console cost a leader with 5,000 sandboxes
 .PHONY: bench-console
 bench-console:

@@ -57,8 +57,12 @@ type Options struct {
 	// EgressProxy is the address at which pods reach the egress gateway: http://<host>:<port>, see agents.CheckProxy.
 	// Optional: without it pools of the egress mode Gateway are refused.
 	EgressProxy string
+	// Credentials are the values of the headers that pools have egress gateways set. Optional.
+	Credentials controlserver.Credentials
 	// EgressUnchecked: pods behind the gateway do not try whether they reach more. Optional.
 	EgressUnchecked bool
+	// EgressPublic has the addresses outside the cluster, ip:port, that such pods must not reach by TCP. Optional.
+	EgressPublic []string
 	// Snapshots has the snapshots. Optional; nil: none are made.
 	Snapshots *snapshots.Store
 	// SnapshotsKept is how long a snapshot is kept. Optional; 0: until it is deleted.
@@ -183,7 +187,7 @@ func New(o Options) (*Allocator, error) {
 	}
 	var err error
 	a.control, err = controlserver.New(controlserver.Options{
-		MaxStale: o.MaxStale, LeaderAddress: func() string { return a.leading().control }, AccessKey: o.AccessKey, Keys: o.Keys,
+		MaxStale: o.MaxStale, LeaderAddress: func() string { return a.leading().control }, AccessKey: o.AccessKey, Keys: o.Keys, Credentials: o.Credentials,
 		Log: o.Log.Named("control"), Metrics: o.Metrics,
 	})
 	if err != nil {

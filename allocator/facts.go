@@ -46,7 +46,7 @@ func toRecord(f core.Fact) (journal.Record, error) {
 			Lifetime: s.Lifetime.Microseconds(), SleepWhenIdle: s.Sleep.WhenIdle, SleepAtEnd: s.Sleep.AtEnd, WakeOnTraffic: s.Sleep.WakeOnTraffic,
 			AsleepAt: micros(s.AsleepAt), Wakeable: s.Wakeable,
 			StopAfter: s.Sleep.StopAfter.Microseconds(), Incarnation: uint32(s.Incarnation), Archive: s.Archive,
-			NetworkAllow: s.Network.Allow, NetworkDeny: s.Network.Deny,
+			NetworkAllow: s.Network.Allow, NetworkDeny: s.Network.Deny, NetworkHeaders: s.Network.Headers,
 		}}
 	case *core.SessionFact:
 		session := &journalv1.Session{Left: s.Left, From: s.From, Earlier: s.Earlier, Egress: s.Egress}
@@ -112,7 +112,7 @@ func sandboxOf(key, namespace string, s *journalv1.Sandbox, revision core.Revisi
 				WhenIdle: s.GetSleepWhenIdle(), AtEnd: s.GetSleepAtEnd(), WakeOnTraffic: s.GetWakeOnTraffic(),
 				StopAfter: time.Duration(s.GetStopAfter()) * time.Microsecond,
 			},
-			Network: core.EgressRules{Allow: s.GetNetworkAllow(), Deny: s.GetNetworkDeny()},
+			Network: core.EgressRules{Allow: s.GetNetworkAllow(), Deny: s.GetNetworkDeny(), Headers: s.GetNetworkHeaders()},
 		},
 		Pool:        core.PoolKey{Namespace: namespace, Name: s.GetPool()},
 		Pod:         fact.PodKeyOf(namespace, s.GetPodName(), s.GetPodUid()),

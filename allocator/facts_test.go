@@ -82,6 +82,9 @@ func TestFactsSurviveEncodingForTheJournal(t *testing.T) {
 			if rules := rapid.SliceOf(text).Draw(t, "deny"); len(rules) > 0 {
 				s.Network.Deny = rules
 			}
+			if sealed := rapid.SliceOf(rapid.Byte()).Draw(t, "headers"); len(sealed) > 0 {
+				s.Network.Headers = sealed
+			}
 			if s.IdempotencyKey != "" {
 				s.RequestHash = [32]byte(rapid.SliceOfN(rapid.Byte(), 32, 32).Draw(t, "hash"))
 			}
@@ -144,7 +147,7 @@ func TestJournalRecordHoldsEveryFieldOfASandbox(t *testing.T) {
 			Metadata: map[string]string{"k": "v"}, Team: "team", User: "ada", IdempotencyKey: "key", RequestHash: [32]byte{1}, Batch: "b7d2",
 			Lifetime: time.Hour, Sleep: core.SleepPolicy{WhenIdle: true, AtEnd: true, WakeOnTraffic: true, StopAfter: time.Minute},
 			Access: core.AccessTeam, MaskHost: "localhost:${PORT}", Agent: core.Agent{Port: 49983, Public: true, Egress: true}, HTTPSPorts: []uint16{443, 8443},
-			Network: core.EgressRules{Allow: []string{"*.example.com", "192.0.2.1"}, Deny: []string{"0.0.0.0/0"}},
+			Network: core.EgressRules{Allow: []string{"*.example.com", "192.0.2.1"}, Deny: []string{"0.0.0.0/0"}, Headers: []byte("sealed")},
 		},
 		Pool: core.PoolKey{Namespace: "ns", Name: "python"}, Pod: core.PodKey{Namespace: "ns", Name: "python-x7k2", UID: "uid"}, IP: netip.MustParseAddr("10.244.1.7"),
 		DefaultPort: 8080, Ports: []uint16{22, 8080}, Restarts: 3, Phase: core.Released, StartedAt: at.Add(2e3), ReleasedAt: at.Add(4e3),

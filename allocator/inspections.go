@@ -13,6 +13,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/inspect"
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/api/openapi"
 )
 
 // Pod implements rest.Allocator.
@@ -25,6 +26,14 @@ func (a *Allocator) Pod(ctx context.Context, key core.PodKey) (inspect.Pod, erro
 func (a *Allocator) LogLines(ctx context.Context, s core.Sandbox) ([]string, error) {
 	lines, err := a.watches.records.LogLines(ctx, s.ID)
 	return lines, unanswered(err)
+}
+
+// EgressUsage implements rest.Allocator.
+func (a *Allocator) EgressUsage(ctx context.Context, id string) (openapi.SandboxEgress, error) {
+	if _, err := a.leadingTerm(); err != nil {
+		return openapi.SandboxEgress{}, notLeading(err)
+	}
+	return a.control.EgressUsage(ctx, id), nil
 }
 
 // PendingPods implements rest.Allocator.

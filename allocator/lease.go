@@ -152,7 +152,10 @@ func (o *Options) serveOn() time.Duration {
 
 // podSettings are those with which pods are made.
 func (o *Options) podSettings() pods.Settings {
-	return pods.Settings{ServeOn: o.serveOn(), AgentImage: o.AgentImage, AgentKey: o.agentKey, AsleepCPU: o.AsleepCPU, EgressUnchecked: o.EgressUnchecked}
+	return pods.Settings{
+		ServeOn: o.serveOn(), AgentImage: o.AgentImage, AgentKey: o.agentKey, AsleepCPU: o.AsleepCPU,
+		EgressUnchecked: o.EgressUnchecked, EgressPublic: strings.Join(o.EgressPublic, ","),
+	}
 }
 
 // replica holds the addresses of one replica, host:port each.

@@ -25,7 +25,7 @@ func withoutKey(rendered string) string {
 func TestRenderedChartIsTheGoldenFile(t *testing.T) {
 	// Where empty lines are left depends on helm's version.
 	emptyLines := regexp.MustCompile(`(?m)^\s*\n`)
-	for _, values := range []string{"minimal", "full", "closed"} {
+	for _, values := range []string{"minimal", "full", "closed", "egress"} {
 		t.Run(values, func(t *testing.T) {
 			golden := filepath.Join("testdata", values+".golden.yaml")
 			got := withoutKey(template(t, values, "--set", "crds.install=false"))

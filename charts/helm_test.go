@@ -39,7 +39,9 @@ const (
 )
 
 // valueFiles are the names of the files in testdata/values.
-func valueFiles() []string { return []string{"minimal", "kind", "ipv6", "full", "closed"} }
+func valueFiles() []string {
+	return []string{"minimal", "kind", "ipv6", "full", "closed", "egress", "certificates"}
+}
 
 // findHelm returns the path of helm.
 var findHelm = sync.OnceValues(func() (string, error) {

@@ -113,7 +113,7 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 	for _, values := range []struct {
 		file, sandboxes string
 		podIP           string
-	}{{"minimal", "sandboxes", "10.244.3.4"}, {"ipv6", "agents", "fd00:10:244::7"}, {"kind", "sandboxes", "10.244.3.4"}, {"full", "sandboxes", "198.18.0.9"}} {
+	}{{"minimal", "sandboxes", "10.244.3.4"}, {"ipv6", "agents", "fd00:10:244::7"}, {"kind", "sandboxes", "10.244.3.4"}, {"full", "sandboxes", "198.18.0.9"}, {"egress", "sandboxes", "fd00:10:244::7"}} {
 		t.Run(values.file, func(t *testing.T) {
 			all := render(t, values.file)
 			n := network{t: t, policies: objectsOf[*networkingv1.NetworkPolicy](all)}
@@ -137,7 +137,7 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 			dns := end{"kube-system", map[string]string{"k8s-app": "kube-dns"}, ip}
 			// Where the values say so.
 			open, internet := values.file != "full", values.file != "kind"
-			through := values.file == "full" // there is an egress gateway
+			through := values.file == "full" || values.file == "egress" // there is an egress gateway
 
 			for _, c := range []struct {
 				name     string
@@ -166,7 +166,7 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 				{"sandbox to metadata", sandbox, outside("169.254.169.254"), 80, false},
 				{"sandbox to metadata, IPv6", sandbox, outside("fd00:ec2::254"), 80, false},
 				{"sandbox to the API server's Service", sandbox, outside("10.96.0.1"), 443, false},
-				{"sandbox to a public API server that the values name", sandbox, outside("203.0.113.7"), 6443, values.file == "minimal" || values.file == "ipv6"},
+				{"sandbox to a public API server that the values name", sandbox, outside("203.0.113.7"), 6443, !slices.Contains([]string{"kind", "full"}, values.file)},
 				{"sandbox to what the values allow", sandbox, outside("10.9.0.1"), 443, values.file == "full"},
 				{"sandbox to a node", sandbox, outside("10.0.0.7"), 10250, false},
 				{"sandbox to the API", sandbox, allocator, 8081, false},
@@ -200,8 +200,12 @@ func TestWhoMayConnectToWhom(t *testing.T) {
 				{"egress gateway to sandbox", egress, sandbox, 8080, false},
 				{"egress gateway to metadata", egress, outside("169.254.169.254"), 80, !through},
 				{"egress gateway to the API server's Service", egress, outside("10.96.0.1"), 443, !through},
-				{"egress gateway to a public API server", egress, outside("203.0.113.7"), 6443, !through},
-				{"egress gateway to a range outside", egress, outside("10.8.0.1"), 443, true},
+				{"egress gateway to a public API server", egress, outside("203.0.113.7"), 6443, values.file != "full"},
+				{"egress gateway to internet, IPv6", egress, outside("2606:4700::1"), 443, true},
+				{"egress gateway to a private address, IPv6", egress, outside("fd00::1"), 443, !through},
+				{"egress gateway to a range outside", egress, outside("10.8.0.1"), 443, values.file != "egress"},
+				{"egress gateway to a range outside around pods", egress, outside("10.245.0.1"), 443, values.file != "egress"},
+				{"egress gateway to a pod in a range outside", egress, outside("10.244.0.1"), 443, !through},
 				{"egress gateway to what the values allow it", egress, outside("10.96.0.10"), 53, !through},
 
 				{"gateway to the control stream", gateway, allocator, 9090, true},

@@ -309,14 +309,16 @@ func TestGatewayWithFewClientsLetsTheServerOfMCPConnect(t *testing.T) {
 // cert-manager makes, or that the values name.
 func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 	forEachValues(t, func(t *testing.T, all []object) {
-		makers := map[string]bool{"my-api": true, "my-allocator": true, "my-router": true, "wildcard": true, "my-access-key": true}
+		makers := map[string]bool{"my-api": true, "my-allocator": true, "my-router": true, "my-egress": true, "wildcard": true, "my-access-key": true}
 		for _, s := range objectsOf[*corev1.Secret](all) {
 			makers[s.Name] = true
 		}
 		for _, w := range workloads(all) {
 			if w.name == "berth-control-tls" {
 				flags := flagsOf(w.container(t, "certs"))
-				makers[flags["allocator-secret"]], makers[flags["router-secret"]] = true, true
+				for _, role := range []string{"allocator", "router", "egress"} {
+					makers[flags[role+"-secret"]] = true
+				}
 				require.Equal(t, namespace, flags["namespace"])
 			}
 		}
@@ -340,6 +342,8 @@ func TestSecretsOfPodsHaveAMaker(t *testing.T) {
 			}, mount)
 		}
 		require.NotEqual(t, mounted["berth-gateway/control-tls"], mounted["berth-allocator/control-tls"])
+		// Invariant: P35
+		require.NotEqual(t, mounted["berth-gateway/control-tls"], mounted["berth-egress/control-tls"], "it opens all sandboxes")
 	})
 }
 
@@ -376,12 +380,14 @@ func TestEgressGatewayHoldsTogether(t *testing.T) {
 	require.Equal(t, flagsOf(router)["socket"], flagsOf(config)["router-socket"])
 	require.Equal(t, flagsOf(router)["envoy-admin"], flagsOf(config)["admin-socket"])
 	require.Contains(t, envoy.Args, flagsOf(config)["output"])
+	require.Equal(t, "4000", flagsOf(config)["max-connections"])
+	require.Equal(t, "4000", flagsOf(router)["max-connections"], "the shares are those of Envoy's bound")
 	require.Equal(t, router.Lifecycle, gateway.container(t, "router").Lifecycle)
 	require.Equal(t, "Egress", flagsOf(router)["mode"])
 	require.Equal(t, flagsOf(gateway.container(t, "router"))["allocator"], flagsOf(router)["allocator"])
 	require.Equal(t, "10.244.0.0/16,198.18.0.0/16", flagsOf(router)["pod-cidrs"])
-	require.Equal(t, "203.0.113.7/32,2001:db8::/32", flagsOf(router)["inside-cidrs"])
-	require.Equal(t, "10.8.0.0/16", flagsOf(router)["outside-cidrs"])
+	require.Equal(t, "$(NODE_IPS),203.0.113.7/32,2001:db8::/32", flagsOf(router)["inside-cidrs"])
+	require.Equal(t, "10.8.0.0/16,10.240.0.0/12", flagsOf(router)["outside-cidrs"])
 	require.Greater(t, *egress.pod.Spec.TerminationGracePeriodSeconds, envoy.Lifecycle.PreStop.Sleep.Seconds+20)
 	service := findService(t, all, "berth-egress")
 	require.Equal(t, "proxy", service.Spec.Ports[0].TargetPort.StrVal)
@@ -391,6 +397,9 @@ func TestEgressGatewayHoldsTogether(t *testing.T) {
 	require.EqualValues(t, 3128, envoy.Ports[0].ContainerPort, "the NetworkPolicies name it")
 	require.True(t, strings.HasSuffix(flagsOf(config)["listen"], ":"+port))
 	require.Equal(t, "proxy", envoy.Ports[0].Name)
+	health := service.Spec.Ports[1]
+	require.Equal(t, "health", health.TargetPort.StrVal)
+	require.EqualValues(t, 8082, health.Port, "agent/canary tries it")
 }
 
 // The router and Envoy must have the same settings of the edge, and Envoy must
@@ -508,7 +517,7 @@ func TestCertManagerMakesWhatTheProgramsBelieve(t *testing.T) {
 		require.Contains(t, issuers, c.Spec.IssuerRef.Name, c.Name)
 		found[c.Spec.SecretName] = c
 	}
-	require.Len(t, found, 3)
+	require.Len(t, found, 4)
 	secret := func(name string) string {
 		for _, v := range findWorkload(t, all, name).pod.Spec.Volumes {
 			if v.Name == "control-tls" {
@@ -520,6 +529,7 @@ func TestCertManagerMakesWhatTheProgramsBelieve(t *testing.T) {
 	for pod, want := range map[string]struct{ dns, usage string }{
 		"berth-allocator": {controltls.AllocatorName, "server auth"},
 		"berth-gateway":   {controltls.RouterName, "client auth"},
+		"berth-egress":    {controltls.EgressName, "client auth"},
 	} {
 		c, ok := found[secret(pod)]
 		require.True(t, ok, pod)

@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
+
+	"github.com/berth-sandbox/berth/envoy"
 )
 
 // Invariant: P7
@@ -20,6 +22,7 @@ func TestBadValuesAreRefusedWithTheirNames(t *testing.T) {
 	// Each case is values of --set, and what the message has to say. helm says all that is wrong at once, but what the schema
 	// refuses before the rest: so all cases that change different values have one call together.
 	type refused struct{ set, says string }
+	const heap = 768 << 20 // envoy.maxHeapBytes
 	schema := []refused{
 		{"publicUrl=x", "publicUrl"},
 		{"gateway.service.ports=1", "ports"},
@@ -30,7 +33,7 @@ func TestBadValuesAreRefusedWithTheirNames(t *testing.T) {
 		{"allocator.reapDryRun=some", "/allocator/reapDryRun': got string, want boolean"},
 		{"gateway.trustedHops=-1", "/gateway/trustedHops': minimum"},
 		{"gateway.maxReplicas=1001", "/gateway/maxReplicas': maximum"},
-		{"egress.maxConnections=0", "/egress/maxConnections': minimum"},
+		{"egress.maxConnections=499", "/egress/maxConnections': minimum"},
 		{"snapshots.perTeam=0", "/snapshots/perTeam': minimum"},
 		{"tracing.percent=101", "/tracing/percent': maximum"},
 		{"controlTLS.mode=none", "/controlTLS/mode': value must be one of"},
@@ -87,11 +90,21 @@ func TestBadValuesAreRefusedWithTheirNames(t *testing.T) {
 		{"publicURL=https://sandbox.example.com console.enabled=true console.url=https://sandbox.example.com", "console.url: its host must not be sandbox.example.com or below it"},
 		{"publicURL=https://sandbox.example.com console.enabled=true console.url=https://console.sandbox.example.com:8443", "console.url: its host must not be sandbox.example.com or below it"},
 		{"controlTLS.mode=secret", "controlTLS.secret.allocator: required"},
+		{"controlTLS.mode=secret controlTLS.secret.allocator=a controlTLS.secret.router=b egress.enabled=true", "controlTLS.secret.egress: required"},
+		{"controlTLS.mode=secret controlTLS.secret.allocator=a controlTLS.secret.router=b controlTLS.secret.egress=b egress.enabled=true",
+			"controlTLS.secret.egress: b is the Secret of the gateways"},
+		{"egress.enabled=true maxStale=29.9s", "maxStale: 29.9s is less than the 30 s for which egress gateways use rules"},
+		{"egress.enabled=true maxStale=0.4m5s", "maxStale: 0.4m5s is less than the 30 s"},
+		{"controlTLS.mode=bootstrap controlTLS.secret.egress=mine", "controlTLS.secret: not used with controlTLS.mode bootstrap"},
 		{"controlTLS.mode=bootstrap controlTLS.secret.router=mine", "controlTLS.secret: not used with controlTLS.mode bootstrap"},
 		{"networkPolicy.sandboxes.extraExcept={example.com}", "networkPolicy.sandboxes.extraExcept: example.com must be a range"},
 		{"egress.enabled=true networkPolicy.enabled=false", "egress.enabled: without NetworkPolicies the pods of pools with egress.mode Gateway reach everything"},
 		{"egress.enabled=true egress.caFile=ca.crt", `egress.caFile: "ca.crt" must be an absolute path`},
+		{"egress.enabled=true egress.maxConnections=6000", fmt.Sprintf(
+			"6000 connections of %d KiB need more than nine tenths of envoy.maxHeapBytes, %d: set at most %d",
+			envoy.EgressConnectionMemory>>10, heap, heap*9/10/envoy.EgressConnectionMemory)},
 		{"egress.outsideCIDRs={10.0.0.0}", "egress.outsideCIDRs: 10.0.0.0 must be a range"},
+		{"egress.enabled=true egress.outsideCIDRs={10.244.128.0/17}", "egress.outsideCIDRs: 10.244.128.0/17 lies in 10.244.0.0/16, which podCIDRs"},
 		{"egress.extraArgs={max-stale=20s}", "egress.extraArgs: max-stale=20s must be a flag"},
 		{"egress.priorityClassName=-x", "egress.priorityClassName: -x is no name of an object"},
 		{"mcp.enabled=true gateway.api=false", "mcp.enabled: it is served at api.<domain>/mcp, beside the API: set gateway.api=true"},

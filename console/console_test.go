@@ -638,7 +638,10 @@ func TestHostileTextIsShownAsText(t *testing.T) {
 		"/v1/sandboxes/ended": openapi.SandboxExplanation{Sandbox: ended, Now: noon},
 		"/v1/sandboxes/abc/route": openapi.RouteExplanation{SandboxID: "abc", Why: hostile, PodNotReady: hostile, Fence: &fence, Ports: []int{},
 			Routers: []openapi.RouterOfRoute{{SessionID: hostile, Address: hostile}}},
-		"/v1/sandboxes/abc/diagnostics":   openapi.SandboxDiagnostics{Sandbox: record, Pod: &pod},
+		"/v1/sandboxes/abc/diagnostics": openapi.SandboxDiagnostics{Sandbox: record, Pod: &pod, Egress: &openapi.SandboxEgress{
+			Pool: &openapi.EgressRules{Allow: []string{hostile}, Deny: []string{hostile}}, Claim: &openapi.EgressRules{Deny: []string{hostile}},
+			Destinations: []openapi.EgressDestination{{Host: hostile, Port: 443, LastAt: noon}, {Host: hostile, Reason: hostile, LastAt: noon}},
+		}},
 		"/v1/sandboxes/ended/diagnostics": openapi.SandboxDiagnostics{Sandbox: ended, PodProblem: hostile, LogLines: []string{hostile}},
 		"/v2/sandboxes/abc/logs":          openapi.SandboxLogsV2{Logs: []openapi.SandboxLogEntry{{Timestamp: noon, Message: hostile}}},
 		"/events/sandboxes":               []openapi.LifecycleEvent{event}, "/events/sandboxes/abc": []openapi.LifecycleEvent{event},
@@ -666,6 +669,35 @@ func TestHostileTextIsShownAsText(t *testing.T) {
 	admin.PublicURL = "https://x; script-src *"
 	api.callers["k-admin"] = admin
 	require.NotContains(t, s.get("/console/sandboxes/abc").Header().Get("Content-Security-Policy"), "*")
+}
+
+func TestPageOfASandboxShowsWhatLeavesIt(t *testing.T) {
+	api := newAPI()
+	api.answers["GET /v1/sandboxes/abc"] = openapi.SandboxExplanation{Sandbox: recordOf("abc"), Now: noon}
+	api.answers["GET /v1/sandboxes/abc/diagnostics"] = openapi.SandboxDiagnostics{}
+	s := open(t, api)
+	s.signIn("k-reader")
+	body := s.get("/console/sandboxes/abc").Body.String()
+	require.Contains(t, body, `<section id="egress" data-live`) // the script swaps what is there only
+	require.NotContains(t, body, "What leaves it</h2>")
+	e := openapi.SandboxEgress{
+		Claim:    &openapi.EgressRules{Allow: []string{"api.example.com"}, Deny: []string{"0.0.0.0/0"}},
+		Admitted: 12, Refused: 3, Open: 1, SentBytes: 5 << 20, Gateways: 3, GatewaysSilent: 1,
+		Destinations: []openapi.EgressDestination{
+			{Host: "api.example.com", Port: 443, Count: 12, LastAt: noon}, {Host: "192.0.2.1", Port: 80, Reason: "egress_refused", Count: 3, LastAt: noon},
+		},
+	}
+	api.answers["GET /v1/sandboxes/abc/diagnostics"] = openapi.SandboxDiagnostics{Egress: &e}
+	body = s.get("/console/sandboxes/abc").Body.String()
+	for _, text := range []string{
+		"<dd>not known</dd>", "<code>api.example.com</code> and all but <code>0.0.0.0/0</code>", "80, 443", "12 let through, 3 refused, 1 open",
+		"5.0 MiB sent", "1 of 3 gateways did not answer", `<bdi>192.0.2.1</bdi></th><td class="number">80</td>`, "egress_refused",
+	} {
+		require.Contains(t, body, text)
+	}
+	require.NotContains(t, body, "No egress gateway")
+	e.Gateways, e.GatewaysSilent = 0, 0
+	require.Contains(t, s.get("/console/sandboxes/abc").Body.String(), "No egress gateway is connected")
 }
 
 func TestMissingPartsLeaveTheRestOfAPage(t *testing.T) {

@@ -45,6 +45,7 @@ type sandboxData struct {
 	Log      []openapi.SandboxLogEntry
 	LastLog  []string // of an ended sandbox
 	Pod      *openapi.PodDiagnostics
+	Egress   *openapi.SandboxEgress // nil: it uses no egress gateway
 	// The reasons why a part is missing.
 	RouteProblem, EventsProblem, UsageProblem, LogProblem, PodProblem string
 	// Acts: the person may end it, open it and move its end. Timeout is what was entered for that, and TimeoutError the
@@ -106,7 +107,7 @@ func (d *sandboxData) readPod(ctx context.Context, v *visit, id string) error {
 	if err != nil {
 		return err
 	}
-	d.Pod, d.LastLog, d.PodProblem = found.Pod, found.LogLines, found.PodProblem
+	d.Pod, d.LastLog, d.PodProblem, d.Egress = found.Pod, found.LogLines, found.PodProblem, found.Egress
 	return nil
 }
 

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -11,9 +12,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/net/dns/dnsmessage"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/api/apierror"
@@ -21,6 +22,7 @@ import (
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 	"github.com/berth-sandbox/berth/devcluster/stack"
+	"github.com/berth-sandbox/berth/e2e/harness"
 )
 
 // caller asks the proxy of its environment from the address of its pod, as every program in a container does. "get"
@@ -75,7 +77,7 @@ func startEgress(t *testing.T) *egressEnv {
 	e := &egressEnv{port: at.Port(), caller: filepath.Join(t.TempDir(), "caller.py")}
 	require.NoError(t, os.WriteFile(e.caller, []byte(caller), 0o644))
 	e.env = startDamaging(t, owners, 0, stack.Options{Egress: &stack.Egress{
-		RouterArgs: []string{"--outside-cidrs=127.0.0.1/32", "--name-server=" + nameServer(t)},
+		RouterArgs: []string{"--outside-cidrs=127.0.0.1/32", "--name-server=" + harness.NameServer(t, nil)},
 	}})
 	e.pool = e.otherPool("egress", 2, func(s *v1alpha1.SandboxPoolSpec) {
 		s.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: sandboxaccess.AgentPort}
@@ -89,40 +91,6 @@ func portOf(t *testing.T, at *url.URL) int32 {
 	addr, err := net.ResolveTCPAddr("tcp", at.Host)
 	require.NoError(t, err)
 	return int32(addr.Port)
-}
-
-// nameServer answers that every name is at 127.0.0.1.
-func nameServer(t *testing.T) string {
-	t.Helper()
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	require.NoError(t, err)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		buffer := make([]byte, 1500)
-		for {
-			n, from, err := c.ReadFrom(buffer)
-			if err != nil {
-				return
-			}
-			var m dnsmessage.Message
-			if m.Unpack(buffer[:n]) != nil || len(m.Questions) != 1 {
-				continue
-			}
-			m.Response, m.Additionals = true, nil
-			if q := m.Questions[0]; q.Type == dnsmessage.TypeA {
-				m.Answers = []dnsmessage.Resource{{
-					Header: dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET, TTL: 1},
-					Body:   &dnsmessage.AResource{A: [4]byte{127, 0, 0, 1}},
-				}}
-			}
-			if raw, err := m.Pack(); err == nil {
-				_, _ = c.WriteTo(raw, from)
-			}
-		}
-	}()
-	t.Cleanup(func() { _ = c.Close(); <-done })
-	return c.LocalAddr().String()
 }
 
 // claimed is a sandbox with these rules, and the address of its pod.
@@ -190,6 +158,7 @@ func TestSandboxReachesWhatItsRulesAllow(t *testing.T) {
 	e.refuses(s, otherIP, "ok.example.com")                 // from the address of another sandbox
 	e.refuses(other, otherIP, "ok.example.com", "", "eDp5") // with no credential of its own
 	require.Contains(t, e.bash(s, "", "echo $https_proxy").out, s.SandboxID)
+	e.warmPodsReachNothing(s)
 
 	require.Equal(t, http.StatusNoContent, e.mayReach(s, "other.example.com"))
 	e.refuses(s, ip, "ok.example.com")
@@ -197,6 +166,52 @@ func TestSandboxReachesWhatItsRulesAllow(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, e.mayReach(s, "no name"))
 	e.allows(s, ip, "other.example.com")
 	e.tokenIsInNoObject(s)
+}
+
+// Invariant: P39
+func TestDiagnosticsShowWhatLeftASandbox(t *testing.T) {
+	e := startEgress(t)
+	s, ip := e.claimed(`{"allowOut":["ok.example.com"],"denyOut":["0.0.0.0/0"]}`)
+	other, _ := e.claimed(`{}`)
+	e.allows(s, ip, "ok.example.com")
+	e.refuses(s, ip, "other.example.com")
+	diagnosed := func(s openapi.Sandbox) openapi.SandboxEgress {
+		a := e.api(http.MethodGet, "/v1/sandboxes/"+s.SandboxID+"/diagnostics", "")
+		require.Equal(t, http.StatusOK, a.code, a.body)
+		var d openapi.SandboxDiagnostics
+		require.NoError(t, json.Unmarshal([]byte(a.body), &d))
+		require.NotNil(t, d.Egress)
+		return *d.Egress
+	}
+	var got openapi.SandboxEgress
+	e.eventually(func() error {
+		if got = diagnosed(s); got.SentBytes == 0 {
+			return errors.New("no bytes yet")
+		}
+		return nil
+	})
+	require.Equal(t, []int64{1, 2, 0}, []int64{got.Admitted, got.Refused, got.Open})
+	require.Less(t, got.SentBytes, int64(1000))
+	require.NotZero(t, got.ReceivedBytes)
+	require.Equal(t, []int{1, 0}, []int{got.Gateways, got.GatewaysSilent})
+	require.Equal(t, &openapi.EgressRules{Allow: []string{"ok.example.com"}, Deny: []string{"0.0.0.0/0"}}, got.Claim)
+	require.Equal(t, e.port, strings.Trim(fmt.Sprint(got.Ports), "[]"))
+	require.Len(t, got.Destinations, 2)
+	refused, reached := got.Destinations[0], got.Destinations[1]
+	require.Equal(t, []any{"other.example.com", "egress_refused", int64(2)},
+		[]any{refused.Host, refused.Reason, refused.Count})
+	require.Equal(t, []any{"ok.example.com", "", int64(1)}, []any{reached.Host, reached.Reason, reached.Count})
+	require.WithinDuration(t, time.Now(), reached.LastAt, 5*time.Minute)
+	require.Zero(t, diagnosed(other).Admitted)
+
+	require.NoError(t, e.stack.Egress.Router.Kill())
+	e.eventually(func() error {
+		if got = diagnosed(s); got.Gateways != got.GatewaysSilent {
+			return errors.New("the gateway that was killed answers")
+		}
+		return nil
+	})
+	require.NoError(t, e.stack.Egress.Router.Start(t.Context()))
 }
 
 // Invariant: P36
@@ -242,6 +257,21 @@ print(base64.b64encode(f"{p.username}:{p.password}".encode()).decode())'`).out)
 		e.release(s.SandboxID)
 	}
 	t.Fatalf("no address came back: %d", len(seen))
+}
+
+// warmPodsReachNothing sends requests from the addresses of pods without a sandbox, with the credential of one and with
+// none.
+func (e *egressEnv) warmPodsReachNothing(s openapi.Sandbox) {
+	e.t.Helper()
+	e.waitFull(e.pool, 1)
+	pods, err := e.clients.Kubernetes.CoreV1().Pods(e.site.namespace()).List(e.t.Context(), metav1.ListOptions{
+		LabelSelector: v1alpha1.LabelPool + "=" + e.pool + "," + v1alpha1.LabelPhase + "=" + v1alpha1.PhaseWarm})
+	require.NoError(e.t, err)
+	require.NotEmpty(e.t, pods.Items)
+	for _, pod := range pods.Items {
+		e.refuses(s, pod.Status.PodIP, "ok.example.com")
+		e.refuses(s, pod.Status.PodIP, "ok.example.com", "", "none")
+	}
 }
 
 // tokenIsInNoObject looks for the egress token of a sandbox in what the cluster and the logs hold.

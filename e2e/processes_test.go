@@ -39,8 +39,8 @@ const processesKey = "e2b_0123456789abcdef0123456789abcdef01234567"
 const limitedTeam = "limited"
 
 // secure writes certificates and limits of teams to dir, and returns the flags with which allocators
-// and routers use them, and allocators the API keys of the namespace default.
-func secure(dir string) (allocator, router []string, err error) {
+// and routers of both kinds use them, and allocators the API keys of the namespace default.
+func secure(dir string) (allocator, router, egress []string, err error) {
 	var errs []error
 	write := func(name, file string, content []byte) {
 		errs = append(errs, os.MkdirAll(filepath.Join(dir, name), 0o700),
@@ -48,12 +48,12 @@ func secure(dir string) (allocator, router []string, err error) {
 	}
 	authority, err := controltls.NewAuthority(time.Now())
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	for _, role := range []string{controltls.AllocatorName, controltls.RouterName} {
+	for _, role := range []string{controltls.AllocatorName, controltls.RouterName, controltls.EgressName} {
 		f, err := authority.Issue(role, time.Now())
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		write(role, controltls.CertFile, f.Cert)
 		write(role, controltls.KeyFile, f.Key)
@@ -63,7 +63,8 @@ func secure(dir string) (allocator, router []string, err error) {
 	errs = append(errs, os.WriteFile(limits, []byte("named: {"+limitedTeam+": {maxSandboxes: 1}}\n"), 0o600))
 	return []string{"--api-keys-namespace=default", "--team-limits=" + limits,
 			"--control-tls-dir=" + filepath.Join(dir, controltls.AllocatorName)},
-		[]string{"--control-tls-dir=" + filepath.Join(dir, controltls.RouterName)}, errors.Join(errs...)
+		[]string{"--control-tls-dir=" + filepath.Join(dir, controltls.RouterName)},
+		[]string{"--control-tls-dir=" + filepath.Join(dir, controltls.EgressName)}, errors.Join(errs...)
 }
 
 // createKey stores an API key.
@@ -95,7 +96,7 @@ func upProcesses(ctx context.Context, o stack.Options) (*processes, error) {
 // start starts Berth, secured as it must be outside loopback.
 func (p *processes) start(ctx context.Context, o stack.Options) error {
 	o.BinDir = binDir
-	allocator, router, err := secure(filepath.Join(p.cluster.Dir(), "secure"))
+	allocator, router, egress, err := secure(filepath.Join(p.cluster.Dir(), "secure"))
 	if err != nil {
 		return err
 	}
@@ -109,7 +110,7 @@ func (p *processes) start(ctx context.Context, o stack.Options) error {
 	}
 	o.AllocatorArgs, o.RouterArgs = append(allocator, o.AllocatorArgs...), append(router, o.RouterArgs...)
 	if o.Egress != nil {
-		o.Egress = &stack.Egress{RouterArgs: append(router, o.Egress.RouterArgs...)}
+		o.Egress = &stack.Egress{RouterArgs: append(egress, o.Egress.RouterArgs...)}
 	}
 	p.stack, err = stack.Start(ctx, p.cluster, o)
 	return err

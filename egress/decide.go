@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"hash/maphash"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/berth-sandbox/berth/egress/policy"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc/wire"
+	"github.com/berth-sandbox/berth/internal/rate"
 )
 
 // question is the part of a request that the router reads. Nothing in it is a view into the message.
@@ -73,8 +76,17 @@ func credential(value []byte) (id string, token []byte) {
 }
 
 func tooFast(pause time.Duration) *apierror.Error {
-	refusal := apierror.New(apierror.RateLimited,
+	return limited(pause,
 		"the sandbox sends more requests per second than this gateway lets pass for one sandbox; try again")
+}
+
+func tooOften(dest policy.Dest, pause time.Duration) *apierror.Error {
+	return limited(pause, "the sandbox sends more requests per second to %s than this gateway lets pass to one address; "+
+		"use one connection for several, or try again", dest)
+}
+
+func limited(pause time.Duration, format string, args ...any) *apierror.Error {
+	refusal := apierror.New(apierror.RateLimited, format, args...)
 	refusal.RetryAfter = int((pause + time.Second - 1) / time.Second)
 	return refusal
 }
@@ -87,8 +99,6 @@ func refuse(format string, args ...any) *apierror.Error {
 type decision struct {
 	admitted *request
 	refusal  *apierror.Error
-	// tls has Envoy speak TLS to the origin. Nothing sets it yet: only a request that gets a credential needs it.
-	tls bool
 	// log, if set, writes the line that the decision deserves.
 	log func()
 }
@@ -106,7 +116,7 @@ func (s *Server) decide(ctx context.Context, q *question, wait bool) (d decision
 			return decision{}, false
 		}
 		t.mu.Unlock()
-		s.asks.wait(ctx, q.id)
+		s.asks.wait(ctx, q.id, q.peer)
 		t.mu.Lock()
 		e, refusal = s.find(q)
 	}
@@ -120,8 +130,9 @@ func (s *Server) decide(ctx context.Context, q *question, wait bool) (d decision
 		}
 		e.full = after
 	}
-	dest, refusal := destination(q)
+	dest, refusal := s.destination(q)
 	if refusal == nil {
+		dest, _ = e.withHeaders(q, dest)
 		refusal = permit(e, dest)
 	}
 	if refusal == nil && e.open >= s.maxOpen {
@@ -139,30 +150,42 @@ func (s *Server) decide(ctx context.Context, q *question, wait bool) (d decision
 				return decision{}, false
 			}
 			e.open++
+			pool := e.Pool
 			t.mu.Unlock()
-			addrs, refusal = s.names.lookup(ctx, dest.Host, e.lookups)
+			addrs, refusal = s.names.lookup(ctx, dest.Host, pool, e.lookups)
 			t.mu.Lock()
 			e.open--
 			if refusal == nil {
-				refusal = s.again(e, q, dest)
+				dest, refusal = s.again(e, q)
 			}
 		}
-	}
-	if refusal == nil && len(addrs) == 0 {
-		refusal = apierror.New(apierror.EgressUnreachable, "there is no host %s", dest.Host)
 	}
 	if refusal != nil {
 		return s.refused(e, dest, refusal), true
 	}
 	addr := s.choose(e, dest, addrs)
 	if !addr.IsValid() {
-		return s.refused(e, dest, refuse("the rules of the sandbox allow no address of %s", dest.Host)), true
+		refusal = refuse("the rules of the sandbox allow no address of %s", dest.Host)
+		if !slices.ContainsFunc(addrs, e.Policy.Reach.Permits) {
+			// The answer is the same for a name without an address, or it would tell which names there are inside.
+			refusal = apierror.New(apierror.EgressUnreachable, "%s has no address outside the cluster", dest.Host)
+		}
+		return s.refused(e, dest, refusal), true
 	}
 	r := &request{table: t, of: e, id: e.ID, incarnation: e.Incarnation, dest: dest, addr: addr}
+	if _, needs := e.withHeaders(q, dest); needs {
+		if r.headers, refusal = s.headersFor(e, dest); refusal != nil {
+			return s.refused(e, dest, refusal), true
+		}
+	}
+	if pause := s.connects(e, netip.AddrPortFrom(addr, dest.Port)); pause > 0 {
+		return s.refused(e, dest, tooOften(dest, pause)), true
+	}
 	e.admits[r] = struct{}{}
 	e.open++
 	t.unended++
 	e.counts.Admitted++
+	e.recent.note(dest, "")
 	return decision{admitted: r, log: s.audit(e, dest, "", "", addr)}, true
 }
 
@@ -188,7 +211,7 @@ func (s *Server) find(q *question) (*entry, *apierror.Error) {
 }
 
 // destination reads where a request goes.
-func destination(q *question) (policy.Dest, *apierror.Error) {
+func (s *Server) destination(q *question) (policy.Dest, *apierror.Error) {
 	port := uint16(0) // CONNECT names one
 	switch {
 	case q.method == http.MethodTrace:
@@ -203,6 +226,9 @@ func destination(q *question) (policy.Dest, *apierror.Error) {
 	dest, err := policy.Destination(q.authority, port)
 	if err != nil {
 		return policy.Dest{}, refuse("%v", err)
+	}
+	if d := s.o.ClusterDomain; d != "" && strings.HasSuffix("."+dest.Host, "."+d) {
+		return policy.Dest{}, refuse("authority %s: names of the cluster are not outside it", dest.Host)
 	}
 	return dest, nil
 }
@@ -223,16 +249,21 @@ var says = map[policy.Reason]string{
 	policy.ClaimRules: "the rules of the sandbox do not allow it",
 }
 
-// again checks, after a wait, what may have changed.
-func (s *Server) again(e *entry, q *question, dest policy.Dest) *apierror.Error {
+// again checks, after a wait, what may have changed. The name is the same.
+func (s *Server) again(e *entry, q *question) (policy.Dest, *apierror.Error) {
+	dest, refusal := s.destination(q)
+	if refusal != nil {
+		return dest, refusal
+	}
 	now, refusal := s.find(q)
 	switch {
 	case refusal != nil:
-		return refusal
+		return dest, refusal
 	case now != e:
-		return refuse("the sandbox has ended")
+		return dest, refuse("the sandbox has ended")
 	}
-	return permit(e, dest)
+	dest, _ = e.withHeaders(q, dest)
+	return dest, permit(e, dest)
 }
 
 // choose returns one of the addresses that the rules permit: one of IPv4 if there is any, and not always the same.
@@ -247,6 +278,26 @@ func (s *Server) choose(e *entry, dest policy.Dest, addrs []netip.Addr) (chosen 
 	return chosen
 }
 
+const (
+	// originRate and originBurst bound the requests of one sandbox to one address and port, each of which may take a port
+	// of the gateway towards it, for a minute after its connection.
+	originRate, originBurst = 30, 1000
+	// origins is how many buckets the addresses share that one sandbox sends requests to.
+	origins = 64
+)
+
+var toOrigin = rate.New(originRate, originBurst)
+
+// connects takes a token for a request to an address. If there is none, pause is the time until there is one.
+func (s *Server) connects(e *entry, to netip.AddrPort) (pause time.Duration) {
+	if e.origins == nil {
+		e.origins = &[origins]time.Duration{}
+	}
+	full := &e.origins[maphash.Comparable(s.seed, to)%origins]
+	*full, pause = toOrigin.Take(*full, time.Since(s.began))
+	return pause
+}
+
 // refused counts and logs a refusal.
 func (s *Server) refused(e *entry, dest policy.Dest, refusal *apierror.Error) decision {
 	e.counts.Refused++
@@ -254,6 +305,7 @@ func (s *Server) refused(e *entry, dest policy.Dest, refusal *apierror.Error) de
 	own.SandboxID = e.ID
 	d := decision{refusal: &own}
 	if dest.Port != 0 { // what cannot be read is not logged
+		e.recent.note(dest, refusal.Reason)
 		d.log = s.audit(e, dest, refusal.Reason, refusal.Message, netip.Addr{})
 	}
 	return d

@@ -22,6 +22,7 @@ import (
 
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/proc"
+	"github.com/berth-sandbox/berth/egress"
 	"github.com/berth-sandbox/berth/envoy"
 )
 
@@ -62,7 +63,7 @@ func startEnvoy(t testing.TB, socket, caFile string, patches ...func(*bootstrapv
 	dir := socketDir(t)
 	g := &gateway{TB: t, log: &output{}, settings: envoy.EgressSettings{
 		Listen: netip.MustParseAddrPort("127.0.0.1:0"), CAFile: caFile,
-		RouterSocket: socket, AdminSocket: filepath.Join(dir, "admin.sock"),
+		RouterSocket: socket, AdminSocket: filepath.Join(dir, "admin.sock"), MaxConnections: egress.DefaultConnections,
 	}}
 	bootstrap, err := envoy.EgressBootstrap(g.settings)
 	require.NoError(t, err)
@@ -113,7 +114,8 @@ func startEnvoy(t testing.TB, socket, caFile string, patches ...func(*bootstrapv
 // withManager changes the connection manager of the listener for sandboxes.
 func withManager(t testing.TB, change func(*hcmv3.HttpConnectionManager)) func(*bootstrapv3.Bootstrap) {
 	return func(config *bootstrapv3.Bootstrap) {
-		filter := config.GetStaticResources().GetListeners()[0].GetFilterChains()[0].GetFilters()[0]
+		filters := config.GetStaticResources().GetListeners()[0].GetFilterChains()[0].GetFilters()
+		filter := filters[len(filters)-1]
 		var manager hcmv3.HttpConnectionManager
 		require.NoError(t, filter.GetTypedConfig().UnmarshalTo(&manager))
 		change(&manager)

@@ -25,8 +25,8 @@ const (
 	lookupTimeout = 2 * time.Second
 	// lookupAge is how long an answer is used again.
 	lookupAge = 5 * time.Second
-	// maxSandboxLookups and maxLookups bound the look-ups at one time.
-	maxSandboxLookups, maxLookups = 8, 256
+	// maxSandboxLookups and maxLookups bound the look-ups at one time. A pool may have as many as are free.
+	maxSandboxLookups, maxLookups = 8, 1024
 	// maxNames bounds the answers that are kept, and maxAddrs their addresses.
 	maxNames, maxAddrs = 4096, 32
 )
@@ -35,12 +35,12 @@ const (
 type names struct {
 	resolver Resolver
 	counted  prometheus.Counter // of look-ups
-	places   chan struct{}      // of maxLookups
 
 	lookups sync.WaitGroup // that run
 	mu      sync.Mutex
 	answers *simplelru.LRU[string, *answer]
 	running map[string]*answer
+	pools   map[string]int // look-ups that run for each pool
 }
 
 // answer is what a name has, once done is closed. No addresses and no err: there is no such name.
@@ -54,14 +54,13 @@ type answer struct {
 func newNames(r Resolver, counted prometheus.Counter) *names {
 	answers, _ := simplelru.NewLRU[string, *answer](maxNames, nil) // fails for a wrong size only
 	return &names{
-		resolver: r, counted: counted, places: make(chan struct{}, maxLookups), answers: answers,
-		running: map[string]*answer{},
+		resolver: r, counted: counted, answers: answers, running: map[string]*answer{}, pools: map[string]int{},
 	}
 }
 
 // known returns the addresses of a name, if no look-up is needed.
 func (n *names) known(host string) (addrs []netip.Addr, ok bool) {
-	a, _ := n.find(host, false)
+	a := n.find(host)
 	if a == nil {
 		return nil, false
 	}
@@ -74,10 +73,10 @@ func (n *names) known(host string) (addrs []netip.Addr, ok bool) {
 }
 
 // lookup returns the addresses of a name. places are those of its sandbox, so that no other one waits for them.
-func (n *names) lookup(ctx context.Context, host string, places chan struct{}) ([]netip.Addr, *apierror.Error) {
+func (n *names) lookup(ctx context.Context, host, pool string, places chan struct{}) ([]netip.Addr, *apierror.Error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	a, _ := n.find(host, false)
+	a := n.find(host)
 	if a == nil {
 		select {
 		case places <- struct{}{}:
@@ -86,13 +85,17 @@ func (n *names) lookup(ctx context.Context, host string, places chan struct{}) (
 				"the sandbox looks up %d names at the moment; try again", maxSandboxLookups)
 		}
 		var first bool
-		if a, first = n.find(host, true); first {
+		if a, first = n.begin(host, pool); first {
 			n.lookups.Go(func() {
 				defer func() { <-places }()
-				n.run(a, host)
+				n.run(a, host, pool)
 			})
 		} else {
 			<-places
+		}
+		if a == nil {
+			return nil, apierror.New(apierror.Overloaded,
+				"the egress gateway looks up too many names for sandboxes of this pool at the moment; try again")
 		}
 	}
 	select {
@@ -107,25 +110,42 @@ func failed(host string) *apierror.Error {
 	return apierror.New(apierror.EgressUnreachable, "%s could not be looked up in time; try again", host)
 }
 
-// find returns the answer for a name that is known or is being looked up. If there is none it begins one.
-func (n *names) find(host string, begin bool) (a *answer, first bool) {
+// find returns the answer for a name that is known or is being looked up, nil if there is none.
+func (n *names) find(host string) *answer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	return n.have(host)
+}
+
+// have is find. The caller has the lock.
+func (n *names) have(host string) *answer {
 	if a := n.running[host]; a != nil {
-		return a, false
+		return a
 	}
 	if a, ok := n.answers.Get(host); ok && time.Now().Before(a.until) {
+		return a
+	}
+	return nil
+}
+
+// begin is find, and begins an answer if there is none. It returns nil if the pool has as many as are free.
+func (n *names) begin(host, pool string) (a *answer, first bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if a := n.have(host); a != nil {
 		return a, false
 	}
-	if begin {
-		a = &answer{done: make(chan struct{})}
-		n.running[host] = a
+	if n.pools[pool] >= maxLookups-len(n.running) {
+		return nil, false
 	}
-	return a, begin
+	a = &answer{done: make(chan struct{})}
+	n.running[host] = a
+	n.pools[pool]++
+	return a, true
 }
 
 // run looks a name up. Others wait for it, too, so it does not end with its client.
-func (n *names) run(a *answer, host string) {
+func (n *names) run(a *answer, host, pool string) {
 	ctx, cancel := context.WithTimeout(context.Background(), lookupTimeout)
 	defer cancel()
 	a.addrs, a.err = n.ask(ctx, host)
@@ -133,21 +153,17 @@ func (n *names) run(a *answer, host string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.running, host)
+	if n.pools[pool]--; n.pools[pool] == 0 {
+		delete(n.pools, pool)
+	}
 	if a.err == nil {
 		n.answers.Add(host, a)
 	}
 	close(a.done)
 }
 
-// ask asks the resolver, when there is a place.
+// ask asks the resolver.
 func (n *names) ask(ctx context.Context, host string) ([]netip.Addr, *apierror.Error) {
-	select {
-	case n.places <- struct{}{}:
-		defer func() { <-n.places }()
-	case <-ctx.Done():
-		return nil, apierror.New(apierror.Overloaded,
-			"the egress gateway looks up too many names at the moment; try again")
-	}
 	n.counted.Inc()
 	addrs, err := n.resolver.LookupNetIP(ctx, "ip", host+".") // with the dot no search domain is tried
 	var missing *net.DNSError

@@ -10,25 +10,49 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/egress/policy"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc/wire"
 )
 
-// answer tells Envoy where the request goes. It changes nothing in it.
-func (d *decision) answer() wire.Answer {
+// answer tells Envoy where the request goes. It changes nothing in it, unless the request gets headers.
+func (d *decision) answer() (wire.Answer, error) {
 	r := d.admitted
-	fields := [4]wire.Field{
-		{Name: envoy.MetadataDst, Value: envoy.AppendDestination(nil, netip.AddrPortFrom(r.addr, r.dest.Port))},
-		{Name: envoy.MetadataID, Value: []byte(r.id)},
-		{Name: envoy.MetadataIncarnation, Value: strconv.AppendUint(nil, r.incarnation, 10)},
-		{Name: envoy.MetadataTLS, Value: []byte("yes")},
+	destination := envoy.AppendDestination(nil, netip.AddrPortFrom(r.addr, r.dest.Port))
+	incarnation := strconv.AppendUint(nil, r.incarnation, 10)
+	if len(r.headers) == 0 {
+		fields := [3]wire.Field{
+			{Name: envoy.MetadataDst, Value: destination},
+			{Name: envoy.MetadataID, Value: []byte(r.id)},
+			{Name: envoy.MetadataIncarnation, Value: incarnation},
+		}
+		admission := wire.Admission{Namespace: envoy.MetadataNamespace, Fields: fields[:]}
+		return admission.AppendTo(nil), nil
 	}
-	n := 3
-	if d.tls { // Envoy chooses the cluster again, by the metadata
-		n = 4
+	// The certificate is verified for the authority. A client may have written it otherwise.
+	authority := r.dest.Host
+	if r.dest.Port != policy.CredentialPort {
+		authority = r.dest.String()
 	}
-	admission := wire.Admission{ClearRoute: d.tls, Namespace: envoy.MetadataNamespace, Fields: fields[:n]}
-	return admission.AppendTo(nil)
+	mutation := &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{header(":authority", authority)}}
+	for _, h := range r.headers { // Envoy removes them first
+		mutation.RemoveHeaders = append(mutation.RemoveHeaders, h.Name)
+		mutation.SetHeaders = append(mutation.SetHeaders, header(h.Name, h.Value))
+	}
+	return wire.Encode(&extprocv3.ProcessingResponse{
+		Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{
+			// Envoy chooses the cluster again, by the metadata.
+			Response: &extprocv3.CommonResponse{HeaderMutation: mutation, ClearRouteCache: true},
+		}},
+		DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
+			envoy.MetadataNamespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+				envoy.MetadataDst:         structpb.NewStringValue(string(destination)),
+				envoy.MetadataID:          structpb.NewStringValue(r.id),
+				envoy.MetadataIncarnation: structpb.NewStringValue(string(incarnation)),
+				envoy.MetadataTLS:         structpb.NewStringValue("yes"),
+			}}),
+		}},
+	})
 }
 
 // refused is the answer to the client in place of the origin. Its mark lets it pass Envoy's local replies unchanged.

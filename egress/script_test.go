@@ -1,6 +1,7 @@
 package egress_test
 
 import (
+	"context"
 	"io"
 	"log"
 	"net"
@@ -13,6 +14,7 @@ import (
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -29,6 +31,7 @@ import (
 // script is a router that answers every request alike, or with an error.
 type script struct {
 	extprocv3.UnimplementedExternalProcessorServer
+	ratelimitv3.UnimplementedRateLimitServiceServer
 	mu     sync.Mutex
 	fields map[string]string // of the metadata
 	ends   error
@@ -73,6 +76,13 @@ func (s *script) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 	return nil
 }
 
+// ShouldRateLimit admits every connection.
+func (s *script) ShouldRateLimit(
+	context.Context, *ratelimitv3.RateLimitRequest,
+) (*ratelimitv3.RateLimitResponse, error) {
+	return &ratelimitv3.RateLimitResponse{OverallCode: ratelimitv3.RateLimitResponse_OK}, nil
+}
+
 // Name, Marshal and Unmarshal make script the codec of its server. It keeps the newest message.
 func (s *script) Name() string { return proto.Name }
 func (s *script) Marshal(v any) (mem.BufferSlice, error) {
@@ -80,9 +90,11 @@ func (s *script) Marshal(v any) (mem.BufferSlice, error) {
 }
 
 func (s *script) Unmarshal(data mem.BufferSlice, v any) error {
-	s.mu.Lock()
-	s.newest = data.Materialize()
-	s.mu.Unlock()
+	if _, ok := v.(*extprocv3.ProcessingRequest); ok {
+		s.mu.Lock()
+		s.newest = data.Materialize()
+		s.mu.Unlock()
+	}
 	return encoding.GetCodecV2(proto.Name).Unmarshal(data, v)
 }
 
@@ -92,6 +104,7 @@ func startScript(
 	s := &script{}
 	server := grpc.NewServer(grpc.ForceServerCodecV2(s))
 	extprocv3.RegisterExternalProcessorServer(server, s)
+	ratelimitv3.RegisterRateLimitServiceServer(server, s)
 	socket := filepath.Join(socketDir(t), "router.sock")
 	l, err := net.Listen("unix", socket)
 	require.NoError(t, err)

@@ -4,16 +4,19 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"hash/maphash"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 
+	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/extproc/h2"
 	"github.com/berth-sandbox/berth/extproc/socket"
 	"github.com/berth-sandbox/berth/extproc/wire"
@@ -27,10 +30,15 @@ type Options struct {
 	// Socket is the path of the unix socket that Envoy connects to.
 	Socket   string
 	Resolver Resolver
+	// ClusterDomain is where the cluster has its names, beside cluster.local: they are not looked up. Optional.
+	ClusterDomain string
 	// Fresh reports whether what Set, Forget and Replace have said still holds. It must not block. When it is false,
 	// all requests are refused, and within a second those in progress are cut.
 	Fresh func() bool
-	// MaxOpen bounds the requests of one sandbox in progress. Default 1,024.
+	// MaxConnections bounds the connections of sandboxes to Envoy, and is that of its configuration: at least
+	// MinConnections. 0: DefaultConnections.
+	MaxConnections int
+	// MaxOpen bounds the requests of one sandbox in progress. Default: a 50th of MaxConnections.
 	MaxOpen int
 	// MaxRate bounds the requests of one sandbox per second, those that are refused too: see rate.PerSecond. 0: no limit.
 	MaxRate float64
@@ -42,21 +50,36 @@ type Options struct {
 	Log     *zap.Logger
 }
 
+const (
+	// DefaultConnections is the default of Options.MaxConnections.
+	DefaultConnections = 5000
+	// MinConnections leaves a sandbox ten open requests.
+	MinConnections = 10 * openShare
+	// openShare: a sandbox may have 1/openShare of the connections as open requests. That is less than share, so that the
+	// answer says why as a rule.
+	openShare = 50
+)
+
 // Server is the router of an egress gateway. All methods may be called concurrently.
 type Server struct {
 	o           Options
 	maxOpen     int
 	rate        rate.Limit
-	began       time.Time   // of the clock of rate
+	began       time.Time // of the clock of all limits
+	seed        maphash.Seed
 	log         *zap.Logger // with a bound on lines
 	names       *names
 	asks        asks
+	peers       *peers
 	metrics     metrics
 	connections *socket.Connections
 	transport   *h2.Server
 	messages    sync.Pool // of *wire.Request
 	table       table
-	turn        uint // of the choice of addresses. The lock of the table guards it.
+	credentials map[string]string // nil: they are not known. The lock of the table guards them.
+	turn        uint              // of the choice of addresses. The lock of the table guards it.
+	// lines are the buckets of the lines of all sandboxes, by kind. The lock of the table guards them.
+	lines [2]time.Duration
 }
 
 // New checks the options and returns a Server that does not listen yet, and knows no sandbox.
@@ -65,14 +88,20 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	if o.MaxOpen < 0 {
-		return nil, fmt.Errorf("egress: Options.MaxOpen %d: must be 1 or more, or 0 for 1,024", o.MaxOpen)
+		return nil, fmt.Errorf("egress: Options.MaxOpen %d: must be 1 or more, or 0 for the default", o.MaxOpen)
+	}
+	o.MaxConnections = cmp.Or(o.MaxConnections, DefaultConnections)
+	if o.MaxConnections < MinConnections {
+		return nil, fmt.Errorf("egress: Options.MaxConnections %d: must be at least %d", o.MaxConnections, MinConnections)
 	}
 	if err := rate.Check(o.MaxRate); err != nil {
 		return nil, fmt.Errorf("egress: Options.MaxRate %v: %w", o.MaxRate, err)
 	}
 	s := &Server{
-		o: o, maxOpen: cmp.Or(o.MaxOpen, 1024), rate: rate.PerSecond(o.MaxRate), began: time.Now(), log: sampled(o.Log),
-		asks: asks{ask: o.Ask, began: time.Now(), pending: map[string]chan struct{}{}},
+		o: o, maxOpen: cmp.Or(o.MaxOpen, o.MaxConnections/openShare), rate: rate.PerSecond(o.MaxRate),
+		began: time.Now(), seed: maphash.MakeSeed(), log: sampled(o.Log),
+		asks:  asks{ask: o.Ask, began: time.Now(), seed: maphash.MakeSeed(), pending: map[string]chan struct{}{}},
+		peers: newPeers(o.MaxConnections, sockets),
 	}
 	s.table = table{all: map[string]*entry{}, at: map[netip.Addr][]*entry{}, epochs: []*epoch{{}}}
 	if err := s.metrics.register(o.Metrics, &s.table); err != nil {
@@ -81,7 +110,11 @@ func New(o Options) (*Server, error) {
 	s.names = newNames(o.Resolver, s.metrics.lookups)
 	s.connections = socket.NewConnections(s.log)
 	s.messages.New = func() any { return new(wire.Request) }
-	s.transport = h2.NewServer(map[string]h2.Handler{extprocv3.ExternalProcessor_Process_FullMethodName: s})
+	s.transport = h2.NewServer(map[string]h2.Handler{
+		extprocv3.ExternalProcessor_Process_FullMethodName: s,
+		logMethod: traffic{s},
+		ratelimitv3.RateLimitService_ShouldRateLimit_FullMethodName: connections{s},
+	})
 	return s, nil
 }
 
@@ -105,6 +138,11 @@ func (s *Server) Serve(l net.Listener) error {
 	defer watching.Wait()
 	defer cancel()
 	watching.Go(func() { s.watch(ctx) })
+	watching.Go(func() {
+		s.peers.watch(ctx, func(err error) {
+			s.log.Error("egress: connections cannot be counted, so addresses get no more than they had", zap.Error(err))
+		})
+	})
 	return s.transport.Serve(s.connections.Limit(l))
 }
 
@@ -154,25 +192,50 @@ func (s *Server) Now(message []byte, _ string) (h2.Reply, h2.Later) {
 	}
 	q := read(m.Headers)
 	d, decided := s.decide(context.Background(), &q, false)
-	if decided && d.log == nil {
+	pause := s.pauseOf(&d, q.peer)
+	if decided && d.log == nil && pause == 0 {
 		return s.reply(&d), nil
 	}
 	return h2.Reply{}, func(ctx context.Context, _ func([]byte) error) h2.Reply {
 		if !decided {
 			d, _ = s.decide(ctx, &q, true)
+			pause = s.pauseOf(&d, q.peer)
 		}
 		if d.log != nil {
 			d.log()
 		}
+		if pause > 0 {
+			wait.Sleep(ctx, pause) // if ctx has ended, none reads the answer
+		}
 		return s.reply(&d)
 	}
+}
+
+// notReadyPause bounds what is asked of a router that refuses everything.
+const notReadyPause = 250 * time.Millisecond
+
+// pauseOf returns how long the answer to a peer waits, if it is a refusal. One of a router that is not ready takes no
+// token, because the peer is not to blame.
+func (s *Server) pauseOf(d *decision, peer netip.Addr) time.Duration {
+	switch {
+	case d.refusal == nil:
+		return 0
+	case d.refusal.Reason == apierror.RouterNotReady:
+		return notReadyPause
+	}
+	return s.peers.refused(peer)
 }
 
 // reply counts a decision and returns its reply.
 func (s *Server) reply(d *decision) h2.Reply {
 	if r := d.admitted; r != nil {
 		s.metrics.admitted.Inc()
-		return h2.Reply{Message: d.answer(), Open: r, Ending: &r.ending}
+		answer, err := d.answer()
+		if err != nil {
+			r.Ended(true)
+			return h2.Reply{Status: codes.Internal, Text: err.Error()}
+		}
+		return h2.Reply{Message: answer, Open: r, Ending: &r.ending}
 	}
 	s.metrics.requests.WithLabelValues(string(d.refusal.Reason)).Inc()
 	answer, err := refused(d.refusal)

@@ -25,6 +25,10 @@ type Sandbox struct {
 	// TokenHash is the SHA-256 of its token for the proxy.
 	TokenHash [sha256.Size]byte
 	Policy    policy.Policy
+	// Headers are set on its requests. Of two with one host, port and name the last counts. The slice must not be changed.
+	Headers []Header
+	// HeadersUnknown: there are headers that cannot be read, so no plain request to a name is let through.
+	HeadersUnknown bool
 	// Pool is its name, for the log.
 	Pool string
 }
@@ -48,24 +52,19 @@ func (s *Sandbox) isPod(other *Sandbox) bool {
 	return s.ID == other.ID && s.Incarnation == other.Incarnation && s.Addr == other.Addr
 }
 
-// Counts are numbers of the requests of one sandbox.
-type Counts struct {
-	// Admitted and Refused have grown since the router knows this pod of the sandbox.
-	Admitted, Refused uint64
-	// Open are in progress.
-	Open int
-}
-
 // entry is a sandbox in the table. The lock of the table guards it.
 type entry struct {
 	Sandbox
 	open   int // requests that are deciding, admitted or cut
 	admits map[*request]struct{}
-	counts Counts
-	// admittedTo and refusedTo are the destinations that the log has.
-	admittedTo, refusedTo map[audited]struct{}
+	counts Counts // without Open and Destinations
+	recent recent
+	// audits are those of requests that were admitted and refused.
+	audits [2]audit
 	// full is when the bucket of the sandbox is full: see rate.Limit.
 	full time.Duration
+	// origins are when the buckets of the addresses are full that the sandbox sends requests to. nil: all are.
+	origins *[origins]time.Duration
 	// lookups has a place for each look-up of the sandbox that may run at one time.
 	lookups chan struct{}
 }
@@ -78,6 +77,7 @@ type request struct {
 	incarnation uint64
 	dest        policy.Dest
 	addr        netip.Addr // where it goes
+	headers     []Header   // what it gets. Without any it is not changed, and goes out as it came
 	ending      h2.Ending
 	cut         *epoch // in which it was cut; nil: it was not. The lock of the table guards it.
 }
@@ -115,7 +115,8 @@ type table struct {
 	// unended is how many requests were admitted and have not ended, of sandboxes that are gone, too.
 	unended int
 	// cuts is how many were ever cut.
-	cuts uint64
+	cuts  uint64
+	flows flows
 	// epochs are those whose barrier waits, in their order, and the present one.
 	epochs []*epoch
 }
@@ -134,8 +135,7 @@ func (t *table) put(s Sandbox) (victims []*request) {
 	if e == nil || !e.isPod(&s) {
 		victims = t.remove(s.ID)
 		e = &entry{
-			Sandbox: s, admits: map[*request]struct{}{}, admittedTo: map[audited]struct{}{}, refusedTo: map[audited]struct{}{},
-			lookups: make(chan struct{}, maxSandboxLookups),
+			Sandbox: s, admits: map[*request]struct{}{}, lookups: make(chan struct{}, maxSandboxLookups),
 		}
 		t.all[s.ID] = e
 		t.at[s.Addr] = append(t.at[s.Addr], e)
@@ -275,19 +275,6 @@ func (s *Server) Sandboxes() []Sandbox {
 		all = append(all, e.Sandbox)
 	}
 	return all
-}
-
-// Counts returns the numbers of a sandbox, and false if it is not known.
-func (s *Server) Counts(id string) (Counts, bool) {
-	s.table.mu.Lock()
-	defer s.table.mu.Unlock()
-	e := s.table.all[id]
-	if e == nil {
-		return Counts{}, false
-	}
-	counts := e.counts
-	counts.Open = e.open
-	return counts, true
 }
 
 // hasToken reports whether a token is that of the sandbox, in a time that says nothing of it.

@@ -255,8 +255,9 @@ func caFile(t testing.TB, of *httptest.Server) string {
 // echo repeats what it gets.
 type echo struct {
 	net.Listener
-	open  atomic.Int64
-	bytes atomic.Int64
+	open     atomic.Int64
+	accepted atomic.Int64
+	bytes    atomic.Int64
 }
 
 func newEcho(t testing.TB, at string) *echo {
@@ -271,6 +272,7 @@ func newEcho(t testing.TB, at string) *echo {
 				return
 			}
 			e.open.Add(1)
+			e.accepted.Add(1)
 			serving.Go(func() {
 				defer e.open.Add(-1)
 				defer c.Close()

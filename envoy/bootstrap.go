@@ -24,6 +24,7 @@ import (
 	// The messages that the templates name.
 	_ "github.com/envoyproxy/go-control-plane/envoy/config/trace/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/common/matching/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/matcher/action/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
@@ -34,6 +35,7 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/ratelimit/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/fixed_heap/v3"
@@ -189,8 +191,9 @@ func functions() template.FuncMap {
 		// connectionBuffer bounds what Envoy keeps for a peer that does not read. Bodies of 64 KB and
 		// more cost a fifth less CPU than with 32 KB, and more than this saves nothing.
 		"connectionBuffer": value(128 << 10),
-		// egressBuffer is the same at an egress gateway, where one sandbox may have 1,024 tunnels, of two connections each.
-		"egressBuffer": value(32 << 10),
+		// egressBuffer is the same at an egress gateway, where each connection of a sandbox may have one to an origin, and
+		// both peers may be hostile. See EgressConnectionMemory.
+		"egressBuffer": value(16 << 10),
 		// maxHeaders bounds the number of headers of a request and of an answer.
 		"maxHeaders": value(200),
 		// Other pages of the admin interface can change Envoy or show data of clients.
@@ -207,9 +210,13 @@ func functions() template.FuncMap {
 		},
 		"replies": replies, "egressReplies": egressReplies,
 		"peerHeader": value(PeerHeader), "schemeHeader": value(SchemeHeader), "incarnation": value(MetadataIncarnation),
+		"peerKey": value(PeerKey), "portKey": value(PortKey), "egressAccept": seconds(egressAccept),
+		// egressUpstreamIdle is how long a connection with TLS to an origin waits for the next request of its sandbox. It
+		// takes memory and does not count as one of the sandbox.
+		"egressUpstreamIdle":   value("5s"),
 		"egressConnectTimeout": seconds(egressConnectTimeout), "egressIdle": seconds(EgressIdle),
-		"egressStreams": value(egressStreams),
-		"egressPing":    seconds(egressPing), "egressPingTimeout": seconds(egressPingTimeout),
+		"egressStreams": value(egressStreams), "egressCountsAge": seconds(EgressCountsAge), "egressLogFlush": seconds(egressLogFlush),
+		"egressPing": seconds(egressPing), "egressPingTimeout": seconds(egressPingTimeout),
 		// egressRoutes are the suffixes of the clusters of origins, and whether their requests lack MetadataTLS.
 		"egressRoutes": value(map[string]bool{"_tls": false, "": true}),
 		"guard":        value(guard), "sandboxRoute": value(sandboxRoute),

@@ -11,6 +11,11 @@
 //
 // Targets that are away themselves, such as an API server that has stopped. Without the address of a gateway only the
 // targets are tried.
+//
+// Of the own node only name servers are targets. Kubernetes says that traffic between a pod and its node is always
+// allowed, and network plugins such as kindnet let it pass, so the kubelet (10250) and other ports are no target:
+// no pod would ever start there (https://kubernetes.io/docs/concepts/services-networking/network-policies/,
+// https://github.com/kubernetes-sigs/kube-network-policies/issues/283).
 package canary
 
 import (
@@ -37,6 +42,12 @@ const (
 	attemptPause = time.Second
 	// maxNameServers bounds those that are tried. The C library reads three.
 	maxNameServers = 8
+	// localDNS is the usual address of NodeLocal DNSCache, a name server on each node. It may listen at the address in
+	// /etc/resolv.conf instead.
+	localDNS = "169.254.20.10"
+	// healthPort is where the pods of the egress gateway answer probes. Their Service has the port too, and the network
+	// policy does not.
+	healthPort = "8082"
 )
 
 // Target is what must not be reached.
@@ -47,9 +58,23 @@ type Target struct {
 	Network, Address string
 }
 
-// Targets returns those of a pod: getenv has its variables, resolvConf is its /etc/resolv.conf.
-func Targets(getenv func(string) string, resolvConf []byte) ([]Target, error) {
-	host, port := getenv("KUBERNETES_SERVICE_HOST"), getenv("KUBERNETES_SERVICE_PORT")
+// Pod is what is known of a pod. The lists are comma-separated, and may be empty.
+type Pod struct {
+	// Getenv has its variables.
+	Getenv func(string) string
+	// ResolvConf is its /etc/resolv.conf.
+	ResolvConf []byte
+	// Gateway has the addresses of the egress gateway, ip:port.
+	Gateway string
+	// Node has the addresses of its node.
+	Node string
+	// Public has addresses outside the cluster, ip:port.
+	Public string
+}
+
+// Targets returns what a pod must not reach.
+func (p *Pod) Targets() ([]Target, error) {
+	host, port := p.Getenv("KUBERNETES_SERVICE_HOST"), p.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
 		return nil, errors.New("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT: must be set, as the kubelet does; " +
 			"remove them from the template")
@@ -58,8 +83,22 @@ func Targets(getenv func(string) string, resolvConf []byte) ([]Target, error) {
 	for _, metadata := range []string{"169.254.169.254", "fd00:ec2::254"} {
 		all = append(all, Target{"the metadata service", "tcp", net.JoinHostPort(metadata, "80")})
 	}
+	for _, address := range split(p.Public) {
+		all = append(all, Target{"a public address", "tcp", address})
+	}
+	for _, address := range split(p.Gateway) {
+		// Pods of the gateway answer there, unless the policy of the own pod stops it. If the chart's
+		// networkPolicy.metrics.from is set theirs does, too, and this target shows nothing.
+		if host, _, err := net.SplitHostPort(address); err == nil {
+			all = append(all, Target{"another port of the egress gateway's pods", "tcp", net.JoinHostPort(host, healthPort)})
+		}
+	}
+	all = append(all, nameServer(localDNS)...)
+	for _, address := range split(p.Node) {
+		all = append(all, nameServer(address)...)
+	}
 	servers := 0
-	for lines := bufio.NewScanner(bytes.NewReader(resolvConf)); lines.Scan() && servers < maxNameServers; {
+	for lines := bufio.NewScanner(bytes.NewReader(p.ResolvConf)); lines.Scan() && servers < maxNameServers; {
 		fields := strings.Fields(lines.Text())
 		if len(fields) < 2 || fields[0] != "nameserver" {
 			continue
@@ -69,21 +108,26 @@ func Targets(getenv func(string) string, resolvConf []byte) ([]Target, error) {
 			continue
 		}
 		servers++
-		for _, network := range []string{"udp", "tcp"} {
-			all = append(all, Target{"a name server", network, netip.AddrPortFrom(server, 53).String()})
-		}
+		all = append(all, nameServer(server.String())...)
 	}
 	return all, nil
 }
 
-// Gateway returns the targets of which one must be reached: the addresses of the egress gateway, comma-separated.
-func Gateway(addresses string) (all []Target) {
-	for address := range strings.SplitSeq(addresses, ",") {
-		if address != "" {
-			all = append(all, Target{"the egress gateway", "tcp", address})
-		}
+// Reached returns the targets of which one must be reached: the addresses of the egress gateway.
+func (p *Pod) Reached() (all []Target) {
+	for _, address := range split(p.Gateway) {
+		all = append(all, Target{"the egress gateway", "tcp", address})
 	}
 	return all
+}
+
+func nameServer(ip string) []Target {
+	address := net.JoinHostPort(ip, "53")
+	return []Target{{"a name server", "udp", address}, {"a name server", "tcp", address}}
+}
+
+func split(list string) []string {
+	return slices.DeleteFunc(strings.Split(list, ","), func(s string) bool { return s == "" })
 }
 
 // Await tries all until one of gateway was reached and none of targets, for up to patience. Its error then says what is

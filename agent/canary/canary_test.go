@@ -12,19 +12,36 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestTargetsAreThoseOfAnyPod(t *testing.T) {
+// Invariant: P37
+func TestTargetsAreWhatNoPodMayReach(t *testing.T) {
 	env := map[string]string{"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
-	get := func(name string) string { return env[name] }
-	all, err := Targets(get, []byte(
-		"search a b\nnameserver 10.96.0.10\nnameserver 127.0.0.1\n\nnameserver\nnameserver x\n# nameserver 1.1.1.1\n"))
+	pod := Pod{
+		Getenv: func(name string) string { return env[name] },
+		ResolvConf: []byte(
+			"search a b\nnameserver 10.96.0.10\nnameserver 127.0.0.1\n\nnameserver\nnameserver x\n# nameserver 1.1.1.1\n"),
+		Gateway: "10.96.0.9:3128,[fd00::9]:3128", Node: "10.0.0.7,fd00::7", Public: "1.1.1.1:443,[2606:4700:4700::1111]:443",
+	}
+	all, err := pod.Targets()
 	require.NoError(t, err)
 	require.Equal(t, []Target{
 		{"the API server", "tcp", "[fd00::1]:443"},
 		{"the metadata service", "tcp", "169.254.169.254:80"}, {"the metadata service", "tcp", "[fd00:ec2::254]:80"},
+		{"a public address", "tcp", "1.1.1.1:443"}, {"a public address", "tcp", "[2606:4700:4700::1111]:443"},
+		{"another port of the egress gateway's pods", "tcp", "10.96.0.9:8082"},
+		{"another port of the egress gateway's pods", "tcp", "[fd00::9]:8082"},
+		{"a name server", "udp", "169.254.20.10:53"}, {"a name server", "tcp", "169.254.20.10:53"},
+		{"a name server", "udp", "10.0.0.7:53"}, {"a name server", "tcp", "10.0.0.7:53"},
+		{"a name server", "udp", "[fd00::7]:53"}, {"a name server", "tcp", "[fd00::7]:53"},
 		{"a name server", "udp", "10.96.0.10:53"}, {"a name server", "tcp", "10.96.0.10:53"},
 	}, all)
+	require.Equal(t, []Target{
+		{"the egress gateway", "tcp", "10.96.0.9:3128"}, {"the egress gateway", "tcp", "[fd00::9]:3128"},
+	}, pod.Reached())
+	all, err = (&Pod{Getenv: pod.Getenv}).Targets() // as an earlier allocator starts it
+	require.NoError(t, err)
+	require.Len(t, all, 5)
 	delete(env, "KUBERNETES_SERVICE_HOST")
-	_, err = Targets(get, nil)
+	_, err = pod.Targets()
 	require.ErrorContains(t, err, "KUBERNETES_SERVICE_HOST")
 }
 
@@ -85,11 +102,12 @@ func TestNothingIsShownWithoutTheGateway(t *testing.T) {
 	require.NoError(t, err)
 	at := listener.Addr().String()
 	away := closed(t)[0].Address
-	require.NoError(t, Await(t.Context(), Gateway(away+","+at), closed(t), 0), "it has an address of each family")
+	gateway := func(addresses string) []Target { return (&Pod{Gateway: addresses}).Reached() }
+	require.NoError(t, Await(t.Context(), gateway(away+","+at), closed(t), 0), "it has an address of each family")
 	require.NoError(t, listener.Close())
-	err = Await(t.Context(), Gateway(at), closed(t), 0)
+	err = Await(t.Context(), gateway(at), closed(t), 0)
 	require.EqualError(t, err, Failed+"the pod does not reach the egress gateway ("+at+")")
-	require.Empty(t, Gateway(""))
+	require.Empty(t, gateway(""))
 }
 
 func TestNetworkThatEnforcesLateIsWaitedFor(t *testing.T) {

@@ -5,22 +5,16 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	informers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-sandbox/berth/internal/options"
+	"github.com/berth-sandbox/berth/internal/secretwatch"
 )
 
 // The errors of Keys.
@@ -41,11 +35,9 @@ type Options struct {
 
 // Keys are the API keys in the Secrets of a namespace. The methods may be called concurrently.
 type Keys struct {
-	o        Options
-	informer cache.SharedIndexInformer
-	synced   func() bool
-	noted    chan struct{} // holds one note of a change
-	valid    atomic.Pointer[set]
+	o       Options
+	secrets *secretwatch.Secrets
+	valid   atomic.Pointer[set]
 }
 
 // set is the valid keys at one time. It is never changed.
@@ -65,44 +57,19 @@ func NewKeys(o Options) (*Keys, error) {
 	if err := options.Require(o, "Client", "Namespace", "Log"); err != nil {
 		return nil, err
 	}
-	k := &Keys{o: o, noted: make(chan struct{}, 1)}
-	k.valid.Store(newSet(nil))
-	k.informer = informers.NewFilteredSecretInformer(o.Client, o.Namespace, 0, nil, func(l *metav1.ListOptions) {
-		l.FieldSelector = fields.OneTermEqualSelector("type", string(SecretType)).String()
-	})
-	events, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { k.note() }, UpdateFunc: func(_, _ any) { k.note() }, DeleteFunc: func(any) { k.note() },
-	})
+	secrets, err := secretwatch.New(o.Client, o.Namespace, SecretType)
 	if err != nil {
-		return nil, fmt.Errorf("watch API keys: %w", err)
+		return nil, err
 	}
-	k.synced = events.HasSynced
+	k := &Keys{o: o, secrets: secrets}
+	k.valid.Store(newSet(nil))
 	return k, nil
-}
-
-func (k *Keys) note() {
-	select {
-	case k.noted <- struct{}{}:
-	default: // a note is there already, and load reads everything
-	}
 }
 
 // Run keeps the keys up to date until ctx ends.
 func (k *Keys) Run(ctx context.Context) {
-	var all sync.WaitGroup
-	defer all.Wait()
-	all.Go(func() { k.informer.RunWithContext(ctx) })
-	if !cache.WaitForCacheSync(ctx.Done(), k.synced) {
-		return
-	}
-	for refused := map[string]string{}; ; {
-		refused = k.load(refused)
-		select {
-		case <-ctx.Done():
-			return
-		case <-k.noted:
-		}
-	}
+	refused := map[string]string{}
+	k.secrets.Run(ctx, func() { refused = k.load(refused) })
 }
 
 // Caller returns the caller that presents a key, ErrUnknownKey or ErrNotLoaded. The time that it
@@ -171,11 +138,7 @@ func (k *Keys) replace(callers map[hashed]Caller) {
 func (k *Keys) load(before map[string]string) (refused map[string]string) {
 	refused = map[string]string{}
 	valid, holders := map[hashed]Caller{}, map[hashed][]string{}
-	for _, o := range k.informer.GetStore().List() {
-		s := o.(*corev1.Secret)
-		if s.DeletionTimestamp != nil {
-			continue // revoked, and a finalizer keeps the object
-		}
+	for _, s := range k.secrets.List() {
 		hash, c, err := parse(s)
 		if err != nil {
 			refused[s.Name] = strings.ReplaceAll(err.Error(), "\n", "; ")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -71,6 +72,32 @@ func TestSandboxBehindAGatewayGetsItsCredential(t *testing.T) {
 	h, configs := agentOf(t)
 	require.NoError(t, c.Configure(t.Context(), pod(t, h), nil))
 	require.Empty(t, (<-configs).Proxy, "its pod reaches everything")
+}
+
+// Invariant: P35
+func TestAddressOfTheGatewayIsOfThePodsFamily(t *testing.T) {
+	for answer, want := range map[string]struct{ four, six string }{
+		"fd00::9 10.96.0.9":       {"10.96.0.9:3128", "[fd00::9]:3128"},
+		"::ffff:10.96.0.9 fd00::": {"10.96.0.9:3128", "[fd00::]:3128"},
+		"fd00::9":                 {"", "[fd00::9]:3128"},
+		"10.96.0.9":               {"10.96.0.9:3128", ""},
+	} {
+		c := behind(t, answer)
+		for pod, want := range map[string]string{"10.244.0.5": want.four, "::ffff:10.244.0.5": want.four, "fd00:10:244::5": want.six} {
+			s := core.Sandbox{IP: netip.MustParseAddr(pod)}
+			s.ID, s.Agent.Egress = "x", true
+			text, err := c.ProxyOf(t.Context(), s)
+			if want == "" {
+				require.ErrorContains(t, err, "has no address of the family of the pod's, "+pod)
+				continue
+			}
+			require.NoError(t, err)
+			proxy, err := url.Parse(text)
+			require.NoError(t, err)
+			require.Equal(t, want, proxy.Host)
+			require.Equal(t, "x", proxy.User.Username())
+		}
+	}
 }
 
 func TestAddressOfTheGatewayOutlivesFailedLookUps(t *testing.T) {

@@ -18,6 +18,7 @@
 //     newer ones.
 //   - An egress router gets what sandboxes may reach, and the hash of their token for the gateway. It gets no key, and
 //     nothing else that opens a sandbox.
+//   - What egress routers say of the use of a sandbox is asked for on demand. Nothing of it is kept, and it is no event.
 //   - Each joined stream submits exactly one core.SessionJoined and one core.SessionLeft.
 //   - A report of deaths is submitted as a whole or not at all.
 //

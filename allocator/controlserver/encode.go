@@ -4,12 +4,14 @@ import (
 	"crypto/sha256"
 	"time"
 
+	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/api/sandboxid"
 )
 
 // Deliver queues an effect for its router. It returns false for an effect that is not for a router.
@@ -151,9 +153,47 @@ func (s *Server) egress(sb *core.Sandbox) *controlv1.Egress {
 	hash := sha256.Sum256([]byte(s.o.AccessKey.EgressToken(sb.ID, sb.Incarnation)))
 	e := &controlv1.Egress{Claim: rules(sb.Network), Incarnation: uint64(sb.Incarnation), TokenHash: hash[:]}
 	if pool := sb.PoolEgress; pool != nil {
-		e.Pool, e.Ports = rules(pool.EgressRules), ports(pool.Ports)
+		e.Pool, e.Ports, e.HeadersUnknown = rules(pool.EgressRules), ports(pool.Ports), pool.CredentialsUnknown
+		for _, c := range pool.Credentials {
+			e.Headers = append(e.Headers, &controlv1.EgressHeader{Host: c.Host, Port: uint32(c.Port), Name: c.Header, Credential: c.Value})
+		}
+	}
+	headers, err := s.sealer.Open(sb.ID, sb.Network.Headers)
+	if err != nil {
+		e.HeadersUnknown = true
+		s.o.Log.Error("headers of a sandbox cannot be read, so the egress gateways refuse what may need them",
+			zap.String("sandboxID", sandboxid.Short(sb.ID)), zap.Error(err))
+	}
+	for _, h := range headers { // they come after those of the pool, and count before them
+		e.Headers = append(e.Headers, &controlv1.EgressHeader{
+			Host: h.Host, Port: uint32(h.Port), Name: h.Name, Value: h.Value,
+		})
 	}
 	return e
+}
+
+// credentials returns the values of pools as messages, and a channel that is closed when they have changed; nil: they never
+// do.
+func (s *Server) credentials(term uint64) ([]*controlv1.AllocatorMessage, <-chan struct{}) {
+	values, changed := map[string]string{}, (<-chan struct{})(nil)
+	if s.o.Credentials != nil {
+		values, changed = s.o.Credentials.All()
+	}
+	part, size := &controlv1.Credentials{Values: map[string]string{}, Unread: values == nil}, 0
+	parts := []*controlv1.Credentials{part}
+	for name, value := range values {
+		if size >= snapshotBytes {
+			part, size = &controlv1.Credentials{Values: map[string]string{}}, 0
+			parts = append(parts, part)
+		}
+		part.Values[name], size = value, size+len(name)+len(value)
+	}
+	part.Last = true
+	messages := make([]*controlv1.AllocatorMessage, len(parts))
+	for i, p := range parts {
+		messages[i] = &controlv1.AllocatorMessage{Term: term, Message: &controlv1.AllocatorMessage_Credentials{Credentials: p}}
+	}
+	return messages, changed
 }
 
 func rules(r core.EgressRules) *controlv1.EgressRules {

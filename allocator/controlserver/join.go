@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-sandbox/berth/allocator/core"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
+	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
 var routerID = regexp.MustCompile(`^[a-z0-9-]{16,64}$`)
@@ -39,8 +40,11 @@ const MaxMaxStale = 24 * time.Hour
 
 // check returns why a router must not join. A router of another journal counts in any case: the
 // other routers of that journal may serve too.
-func (s *Server) check(leader Leader, join *controlv1.Join) error {
+func (s *Server) check(ctx context.Context, leader Leader, join *controlv1.Join) error {
 	if err := checkID("join.router_id", join.GetRouterId()); err != nil {
+		return err
+	}
+	if err := checkRole(ctx, join); err != nil {
 		return err
 	}
 	if err := s.checkEgress(join); err != nil {
@@ -67,9 +71,19 @@ func (s *Server) check(leader Leader, join *controlv1.Join) error {
 	return nil
 }
 
-// minEgressStale is the least max-stale of an egress router. Its Envoy ends what a router that hangs has admitted within
-// 15 s (envoy.EgressRouterLoss), and the session must not expire before that.
-const minEgressStale = 20 * time.Second
+// checkRole checks that the certificate of a router is for the kind of session that it asks for. Only the certificate
+// of a router opens a session that gets what opens sandboxes, and only that of an egress router one that gets rules.
+func checkRole(ctx context.Context, join *controlv1.Join) error {
+	name, mode := controltls.RouterName, "Ingress"
+	if join.GetEgressMaxStaleNanos() != 0 {
+		name, mode = controltls.EgressName, "Egress"
+	}
+	if err := controltls.CheckRole(ctx, name); err != nil {
+		return status.Errorf(codes.PermissionDenied, "join: a router with --mode=%s needs a certificate for the DNS name %s: "+
+			"give its --control-tls-dir one: %v", mode, name, err)
+	}
+	return nil
+}
 
 // checkEgress checks what only egress routers say.
 func (s *Server) checkEgress(join *controlv1.Join) error {
@@ -79,9 +93,9 @@ func (s *Server) checkEgress(join *controlv1.Join) error {
 		return nil
 	case join.GetMaxStaleNanos() != 0:
 		return status.Errorf(codes.InvalidArgument, "join.max_stale_nanos %d: must be 0 for an egress router", join.GetMaxStaleNanos())
-	case theirs < uint64(minEgressStale) || theirs > uint64(s.o.MaxStale):
+	case theirs < uint64(controlv1.MinEgressMaxStale) || theirs > uint64(s.o.MaxStale):
 		return status.Errorf(codes.InvalidArgument, "join.egress_max_stale_nanos %d: must be %d (%v) to %d (the %v of the allocators): change --max-stale of the router",
-			theirs, minEgressStale, minEgressStale, s.o.MaxStale, s.o.MaxStale)
+			theirs, controlv1.MinEgressMaxStale, controlv1.MinEgressMaxStale, s.o.MaxStale, s.o.MaxStale)
 	case len(join.GetGatewayHash()) == 0:
 		return status.Error(codes.InvalidArgument, "join.gateway_hash: must be set for an egress router")
 	case s.o.AccessKey == nil:

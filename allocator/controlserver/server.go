@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/credentials"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
@@ -69,7 +70,13 @@ type Keys interface {
 	ByTeam() (map[string][][sha256.Size]byte, <-chan struct{})
 }
 
-// Options configure a Server. All are required except AccessKey and Keys.
+// Credentials are the values of the headers of pools. *credentials.Values implements it.
+type Credentials interface {
+	// All returns the values by name, nil before they have been read, and a channel that is closed when that has changed.
+	All() (map[string]string, <-chan struct{})
+}
+
+// Options configure a Server. All are required except AccessKey, Keys and Credentials.
 type Options struct {
 	// MaxStale is how long a fence waits for a router after its last ping, at least. For a router that
 	// serves its routes for longer it waits for longer, which the log says.
@@ -81,6 +88,8 @@ type Options struct {
 	AccessKey *sandboxaccess.Key
 	// Keys open the sandboxes of their teams. Without them no key opens a sandbox.
 	Keys Keys
+	// Credentials are for the egress routers. Without them requests that need one are refused.
+	Credentials Credentials
 	// Metrics takes the metrics of streams. Optional.
 	Metrics prometheus.Registerer
 	Log     *zap.Logger
@@ -90,13 +99,17 @@ type Options struct {
 type Server struct {
 	controlv1.UnimplementedControlServer
 	o       Options
+	sealer  *credentials.Sealer // nil: there is no key
 	metrics metrics
 
-	mu       sync.Mutex
-	leader   Leader // nil while this replica follows
-	streams  map[uint64]*stream
-	lastID   uint64
-	stopping chan struct{}
+	mu      sync.Mutex
+	leader  Leader // nil while this replica follows
+	streams map[uint64]*stream
+	lastID  uint64
+	// questions are those about the use of egress gateways that wait for answers, by their numbers.
+	questions    map[uint64]*question
+	lastQuestion uint64
+	stopping     chan struct{}
 }
 
 type stream struct {
@@ -104,6 +117,8 @@ type stream struct {
 	queue chan []*controlv1.AllocatorMessage
 	// egress: its router is an egress router.
 	egress bool
+	// hasSnapshot: its snapshot is in the queue, or was sent. The lock of the server guards it.
+	hasSnapshot bool
 	// cut is closed when the stream must end. err is the reason.
 	cut  chan struct{}
 	once sync.Once
@@ -128,7 +143,13 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("controlserver: register metrics: %w", err)
 	}
-	return &Server{o: o, metrics: m, streams: map[uint64]*stream{}, stopping: make(chan struct{})}, nil
+	s := &Server{o: o, metrics: m, streams: map[uint64]*stream{}, questions: map[uint64]*question{}, stopping: make(chan struct{})}
+	if o.AccessKey != nil {
+		if s.sealer, err = credentials.NewSealer(o.AccessKey); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
 // Lead makes this replica serve sessions. It is final: a replica that loses the lease ends its
@@ -174,7 +195,7 @@ func (s *Server) Session(rpc rpcStream) error {
 	if join == nil {
 		return status.Error(codes.InvalidArgument, "the first message must be Join")
 	}
-	if err := s.check(leader, join); err != nil {
+	if err := s.check(rpc.Context(), leader, join); err != nil {
 		return err
 	}
 
@@ -291,6 +312,8 @@ func (s *Server) submit(leader Leader, stream uint64, router string, gateway cor
 		leader.Submit(q)
 	case *controlv1.RouterMessage_Probed:
 		leader.Submit(core.Probed{Stream: stream, Number: m.Probed.GetNumber(), ID: m.Probed.GetSandboxId(), Busy: m.Probed.GetBusy()})
+	case *controlv1.RouterMessage_EgressUsage:
+		return s.answered(stream, m.EgressUsage)
 	case *controlv1.RouterMessage_Dead:
 		if err := checkDead(m.Dead, router); err != nil {
 			return err
@@ -307,9 +330,13 @@ func (s *Server) submit(leader Leader, stream uint64, router string, gateway cor
 	return nil
 }
 
-// send sends the stream's queue to the router, and the API keys after the snapshot and whenever they
-// change. The keys have no place in the queue, so a slow router gets only the newest.
+// send sends the stream's queue to the router, and the API keys, or to an egress router the credentials, after the snapshot
+// and whenever they change. They have no place in the queue, so a slow router gets only the newest.
 func (s *Server) send(rpc rpcStream, leader Leader, st *stream) error {
+	secrets := s.keys
+	if st.egress {
+		secrets = s.credentials
+	}
 	var changed <-chan struct{} // nil until the snapshot was sent
 	for {
 		var messages []*controlv1.AllocatorMessage
@@ -317,12 +344,12 @@ func (s *Server) send(rpc rpcStream, leader Leader, st *stream) error {
 		case <-st.cut:
 			return st.err
 		case <-changed:
-			messages, changed = s.keys(leader.Term())
+			messages, changed = secrets(leader.Term())
 		case messages = <-st.queue:
-			if messages[len(messages)-1].GetSnapshot() != nil && !st.egress {
-				var keys []*controlv1.AllocatorMessage
-				keys, changed = s.keys(leader.Term())
-				messages = append(messages, keys...)
+			if messages[len(messages)-1].GetSnapshot() != nil {
+				var all []*controlv1.AllocatorMessage
+				all, changed = secrets(leader.Term())
+				messages = append(messages, all...)
 			}
 		}
 		for _, m := range messages {
@@ -389,6 +416,11 @@ func (s *Server) push(id uint64, messages ...*controlv1.AllocatorMessage) {
 	}
 	select {
 	case st.queue <- messages:
+		if messages[0].GetSnapshot() != nil {
+			s.mu.Lock()
+			st.hasSnapshot = true
+			s.mu.Unlock()
+		}
 	default:
 		s.cut(id, status.Error(codes.ResourceExhausted, "more messages wait for this router than its queue holds; join again"))
 	}

@@ -9,28 +9,29 @@ import (
 
 // Package fact says what these are, and has their functions.
 type (
-	PodKey         = fact.PodKey
-	PoolKey        = fact.PoolKey
-	Revision       = fact.Revision
-	Fact           = fact.Fact
-	SandboxFact    = fact.SandboxFact
-	SessionFact    = fact.SessionFact
-	RetirementFact = fact.RetirementFact
-	SandboxID      = fact.SandboxID
-	SessionID      = fact.SessionID
-	Sandbox        = fact.Sandbox
-	Binding        = fact.Binding
-	Agent          = fact.Agent
-	SleepPolicy    = fact.SleepPolicy
-	EgressRules    = fact.EgressRules
-	PoolEgress     = fact.PoolEgress
-	Access         = fact.Access
-	Phase          = fact.Phase
-	Cause          = fact.Cause
-	Workload       = fact.Workload
-	Resources      = fact.Resources
-	Gateway        = fact.Gateway
-	Declaration    = fact.Declaration
+	PodKey           = fact.PodKey
+	PoolKey          = fact.PoolKey
+	Revision         = fact.Revision
+	Fact             = fact.Fact
+	SandboxFact      = fact.SandboxFact
+	SessionFact      = fact.SessionFact
+	RetirementFact   = fact.RetirementFact
+	SandboxID        = fact.SandboxID
+	SessionID        = fact.SessionID
+	Sandbox          = fact.Sandbox
+	Binding          = fact.Binding
+	Agent            = fact.Agent
+	SleepPolicy      = fact.SleepPolicy
+	EgressRules      = fact.EgressRules
+	PoolEgress       = fact.PoolEgress
+	EgressCredential = fact.EgressCredential
+	Access           = fact.Access
+	Phase            = fact.Phase
+	Cause            = fact.Cause
+	Workload         = fact.Workload
+	Resources        = fact.Resources
+	Gateway          = fact.Gateway
+	Declaration      = fact.Declaration
 )
 
 // The values of Phase and Access, and the bound of terms.

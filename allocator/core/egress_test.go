@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -101,7 +102,7 @@ func TestSilentEgressRouterExpiresByItsMaxStale(t *testing.T) {
 	s.step(SessionLeft{Session: "e", Stream: 2})
 	took := s.deletedAfter(with.Pod, never)
 	require.Greater(t, took, egressStale)
-	require.Less(t, took, egressStale+egressStale/100+window+time.Second)
+	require.Less(t, took, egressStale+egressStale/100+egressEnds+window+time.Second)
 }
 
 func TestRouterKeepsTheKindOfItsSession(t *testing.T) {
@@ -178,6 +179,70 @@ func TestNextLeaderFindsTheRulesInRecordOrObject(t *testing.T) {
 			s.release("x")
 			require.Greater(t, s.deletedAfter(key("a-1"), never), egressStale, "it waits for the router of the earlier term")
 		})
+	}
+}
+
+// Invariant: P38
+func TestEachSandboxOfAClaimHasItsOwnSealedHeaders(t *testing.T) {
+	s := newSim(t)
+	s.recover([]Pool{changed(specA(2), func(p *Pool) { p.Agent.Port = 49983 })}, []Pod{egressPod("a-1"), egressPod("a-2")})
+	s.joinAndReport("r", 1)
+	s.joinEgress("e", 2)
+	s.acked("e", 2)
+	s.step(Claim{Token: 9, Pool: poolA, Count: 2, SealHeaders: func(id string) []byte { return []byte("for " + id) }})
+	claimed := map[string]bool{}
+	for _, e := range of[Configure](s.effects) {
+		s.step(Configured{ID: e.Sandbox.ID, OK: true})
+		for _, e := range of[SendRoute](s.effects) {
+			if e.Stream == 2 {
+				require.Equal(t, EgressRules{Headers: []byte("for " + e.Sandbox.ID)}, e.Sandbox.Network)
+				claimed[e.Sandbox.ID] = true
+			}
+		}
+	}
+	require.Len(t, claimed, 2)
+}
+
+// Invariant: P38
+func TestReleasedSandboxKeepsNoHeaders(t *testing.T) {
+	s, sb := rulingSim(t, "e1")
+	rules := EgressRules{Allow: []string{"a.example"}, Deny: []string{"0.0.0.0/0"}, Headers: []byte("sealed")}
+	s.setNetwork(5, sb.ID, rules)
+	require.Equal(t, rules, s.view(sb.ID).Network)
+	s.release(sb.ID)
+	rules.Headers = nil
+	for _, w := range of[Write](s.effects) {
+		for _, f := range w.Facts {
+			require.Equal(t, rules, f.Subject.(*SandboxFact).Network)
+		}
+	}
+	require.Equal(t, rules, s.view(sb.ID).Network)
+}
+
+func TestClaimWithHeadersGetsNoPodWithoutAGateway(t *testing.T) {
+	s, _, _ := egressSim(t)
+	s.step(PodSeen{Pod: with(warmPod("a-5"), func(p *Pod) { p.AgentPort = 49983 })})
+	s.step(Claim{Token: 9, Pool: poolA, SealHeaders: func(string) []byte { return []byte("sealed") }})
+	require.Equal(t, NotConfigured, one[ClaimRefused](s).Why)
+}
+
+// Invariant: P38
+func TestEgressRoutersGetEachChangeOfPoolCredentials(t *testing.T) {
+	s, sb, _ := egressSim(t)
+	s.joinEgress("e", 2)
+	s.acked("e", 2)
+	pool := changed(idlePool(1), func(p *Pool) { p.Agent.Port, p.Sleep = 49983, fact.SleepPolicy{} })
+	for i, value := range []string{"a/1", "a/2"} {
+		pool.Version = fmt.Sprint(i + 5)
+		pool.Egress = &PoolEgress{Credentials: []EgressCredential{{Host: "a.example", Port: 443, Header: "authorization", Value: value}}}
+		s.step(PoolSeen{Pool: pool})
+		var sent []EgressCredential
+		for _, e := range of[SendRoute](s.effects) {
+			if e.Stream == 2 && e.Sandbox.ID == sb.ID {
+				sent = e.Sandbox.PoolEgress.Credentials
+			}
+		}
+		require.Equal(t, pool.Egress.Credentials, sent)
 	}
 }
 

@@ -104,7 +104,7 @@ func TestRouterThatIsAwayEndsTheWait(t *testing.T) {
 		status CallStatus
 		waits  time.Duration
 	}{
-		"by its expiry":           {egressStale - 5*time.Second, CallOK, 5*time.Second + egressStale/100},
+		"by its expiry":           {egressStale - 5*time.Second, CallOK, 5*time.Second + egressStale/100 + egressEnds},
 		"by the time of the call": {time.Second, CallNotReady, rulingWait},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -306,9 +306,27 @@ func TestClaimWithRulesGetsNoPodWithoutGateway(t *testing.T) {
 	pool := changed(idlePool(1), func(p *Pool) { p.Agent.Port = 49983 })
 	s.recover([]Pool{pool}, []Pod{with(warmPod("a-1"), func(p *Pod) { p.AgentPort = 49983 })})
 	s.step(Claim{Token: 1, Pool: poolA, Binding: Binding{Network: oneHost}})
-	require.Equal(t, NotConfigured, one[ClaimRefused](s).Why)
+	refused := one[ClaimRefused](s)
+	require.Equal(t, NotConfigured, refused.Why)
+	require.Contains(t, refused.Problem, "spec.egress.mode Gateway")
 	s.step(Claim{Token: 2, Pool: poolA})
 	one[Configure](s)
+}
+
+func TestStoppedSandboxWithRulesSaysWhatItNeeds(t *testing.T) {
+	s := newSim(t)
+	f := on("a-0", "x")
+	record := f.Subject.(*SandboxFact)
+	record.Phase, record.Archive, record.Agent, record.Network = Stopped, "x", Agent{Port: 49983, Egress: true}, oneHost
+	s.recoverState(State{
+		Pools: []Pool{changed(idlePool(1), func(p *Pool) { p.Agent.Port = 49983 })}, Nodes: []string{"n1"},
+		Pods: []Pod{with(warmPod("a-1"), func(p *Pod) { p.AgentPort = 49983 })}, Facts: []Fact{f},
+	})
+	s.step(SetTimeout{Token: 20, Scope: everyTeam, ID: "x", Lifetime: time.Minute, Wake: true})
+	a := one[SandboxCallAnswered](s)
+	require.Equal(t, CallRefused, a.Status)
+	require.Contains(t, a.Why, "need a pod that was made while its pool had spec.egress.mode Gateway")
+	require.Equal(t, Stopped, s.view("x").Phase)
 }
 
 // Invariant: P37

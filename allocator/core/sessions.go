@@ -14,14 +14,19 @@ import (
 
 // expiry is how long after the receipt of its last ping a router with this max-stale counts as
 // serving its routes: that max-stale, or the one of the allocators if it is longer, and 1 % for
-// clocks that run at different speeds. Every egress router has said its own, so that one counts alone.
+// clocks that run at different speeds. Every egress router has said its own, so that one counts alone, and it gets
+// egressEnds.
 func (c Config) expiry(maxStale time.Duration, egress bool) time.Duration {
-	longer := maxStale
-	if !egress {
-		longer = max(maxStale, c.MaxStale)
+	if egress {
+		return maxStale + maxStale/100 + egressEnds
 	}
+	longer := max(maxStale, c.MaxStale)
 	return longer + longer/100
 }
+
+// egressEnds is what an egress router may take, once its rules are stale, to notice that and to end what it has admitted,
+// and Envoy to close the connections. New rules are answered when its session has expired, with no window after that.
+const egressEnds = 2 * time.Second
 
 // routers sends the routers their messages, and keeps the ledgers in step that know their sessions.
 type routers struct {
@@ -32,13 +37,14 @@ type routers struct {
 	members   *member.Ledger
 	fences    *fence.Ledger
 	closings  *fence.Ledger
-	rulings   *fence.Ledger
-	idle      *idle.Ledger
+	// rulings has new rules by the token of the call that waits for them, as text: egress routers acknowledge them.
+	rulings *fence.Ledger
+	idle    *idle.Ledger
 	// changed are the sandboxes whose fences may go on since the fences were advanced last.
 	changed []string
 	// closed are the same for closings.
 	closed []string
-	// ruled are the same for rulings.
+	// ruled are the same for rulings: tokens of calls.
 	ruled []string
 	// longest is the longest max-stale of all routers that this leader knows or has known.
 	longest time.Duration

@@ -117,6 +117,9 @@ type Settings struct {
 	AsleepCPU resource.Quantity
 	// EgressUnchecked: pods that are to reach the egress gateway only do not try whether they reach more.
 	EgressUnchecked bool
+	// EgressPublic has the addresses outside the cluster that such a pod tries: ip:port, comma-separated. Pods that were
+	// made with others are kept.
+	EgressPublic string
 }
 
 // TemplateHash identifies what a pod is created from: the pool's pod template without what idle pods get later on
@@ -188,7 +191,7 @@ func Build(pool *v1alpha1.SandboxPool, name string, settings Settings) *corev1.P
 		allowResize(p, settings.AsleepCPU)
 	}
 	if pool.Spec.EgressEnabled() != nil {
-		addEgress(p, settings.EgressUnchecked)
+		addEgress(p, settings)
 	}
 	addStopDelay(&p.Spec, preStopSeconds(settings.ServeOn))
 	if pool.Spec.Reuse == v1alpha1.ReuseRecycle {

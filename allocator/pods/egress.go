@@ -14,8 +14,14 @@ import (
 // policies go by, and other clients can change it. The variable cannot be changed.
 const egressEnv = "BERTH_EGRESS"
 
+// The variables that tell the attempts of the init container what the pod must not reach, beside what each pod knows.
+const (
+	nodeEnv   = "BERTH_NODE_IPS"
+	publicEnv = "BERTH_EGRESS_PUBLIC"
+)
+
 // addEgress marks a pod that is to reach the egress gateway only, and has it try that before anything else starts.
-func addEgress(p *corev1.Pod, unchecked bool) {
+func addEgress(p *corev1.Pod, settings Settings) {
 	p.Labels[v1alpha1.LabelEgress] = v1alpha1.EgressByGateway
 	mark := corev1.EnvVar{Name: egressEnv, Value: v1alpha1.EgressByGateway}
 	if len(p.Spec.Containers) > 0 { // else the API server refuses it
@@ -23,9 +29,11 @@ func addEgress(p *corev1.Pod, unchecked bool) {
 		c.Env = append(c.Env, mark)
 	}
 	install := slices.IndexFunc(p.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == agentName })
-	if install >= 0 && !unchecked {
+	if install >= 0 && !settings.EgressUnchecked {
 		c := &p.Spec.InitContainers[install]
-		c.Env = append(c.Env, mark)
+		c.Env = append(c.Env, mark, corev1.EnvVar{Name: nodeEnv, ValueFrom: &corev1.EnvVarSource{
+			FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.hostIPs"},
+		}}, corev1.EnvVar{Name: publicEnv, Value: settings.EgressPublic})
 	}
 }
 

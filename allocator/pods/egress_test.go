@@ -71,6 +71,18 @@ func TestPodBehindAGatewayTriesItsNetworkFirst(t *testing.T) {
 	require.Equal(t, pods.TemplateHash(agentPool(nil), withAgent()), pods.TemplateHash(agentPool(nil), unchecked))
 }
 
+// Invariant: P37
+func TestPodBehindAGatewayKnowsWhatToTry(t *testing.T) {
+	settings := withAgent()
+	settings.EgressPublic = "192.0.2.1:443"
+	env := pods.Build(egressPool(), "p", settings).Spec.InitContainers[0].Env
+	require.Contains(t, env, corev1.EnvVar{Name: "BERTH_EGRESS_PUBLIC", Value: "192.0.2.1:443"})
+	require.Contains(t, env, corev1.EnvVar{Name: "BERTH_NODE_IPS", ValueFrom: &corev1.EnvVarSource{
+		FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.hostIPs"},
+	}})
+	require.Equal(t, pods.TemplateHash(egressPool(), withAgent()), pods.TemplateHash(egressPool(), settings))
+}
+
 func TestTemplateHashHasTheEgressModeAndNotTheRules(t *testing.T) {
 	pool := egressPool()
 	hash := pods.TemplateHash(pool, withAgent())

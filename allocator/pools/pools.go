@@ -1,6 +1,7 @@
 package pools
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 	"github.com/berth-sandbox/berth/agent/archive"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/core/fact"
+	"github.com/berth-sandbox/berth/allocator/credentials"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pods"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -77,6 +79,8 @@ func New(o Options) (*Pools, error) {
 type seen struct {
 	pool    *v1alpha1.SandboxPool
 	refused bool // by the policy
+	// egress has the latest lists that can be read.
+	egress *core.PoolEgress
 }
 
 func keyOf(p *v1alpha1.SandboxPool) core.PoolKey {
@@ -220,6 +224,9 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 			spec.Egress.Ports = append(spec.Egress.Ports, uint16(port))
 		}
 		slices.Sort(spec.Egress.Ports)
+		var err error
+		spec.Egress.Credentials, err = credentialsOf(e)
+		spec.Egress.CredentialsUnknown = err != nil
 	}
 	if pool.Spec.MaxWarm != nil {
 		spec.MaxWarm = int(*pool.Spec.MaxWarm)
@@ -237,8 +244,15 @@ func (p *Pools) keep(pool *v1alpha1.SandboxPool) core.Pool {
 	spec.KeepSandboxes = pool.Spec.DeletionPolicy == v1alpha1.OrphanSandboxes
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if s, ok := p.pools[spec.Key]; !ok || !kube.Older(pool.ResourceVersion, s.pool.ResourceVersion) {
-		p.pools[spec.Key] = seen{pool, spec.Refused != ""}
+	s, ok := p.pools[spec.Key]
+	readable := spec.Egress
+	if spec.Egress != nil && (spec.Egress.CredentialsUnknown || checkLists(pool.Spec.Egress) != nil) {
+		if readable = s.egress; readable != nil {
+			spec.Egress = readable // a mistake does not cut off the sandboxes that run, nor open anything to them
+		}
+	}
+	if !ok || !kube.Older(pool.ResourceVersion, s.pool.ResourceVersion) {
+		p.pools[spec.Key] = seen{pool, spec.Refused != "", readable}
 	}
 	return spec
 }
@@ -267,11 +281,47 @@ func (p *Pools) checkEgress(pool *v1alpha1.SandboxPool) error {
 	if pool.Spec.AgentEnabled() == nil {
 		errs = append(errs, errors.New("spec.egress.mode Gateway: it needs the agent, which gives processes the credential of the gateway: set spec.agent.enabled"))
 	}
-	_, err := policy.Parse(policy.List{Field: "spec.egress.allow", Entries: e.Allow}, policy.List{Field: "spec.egress.deny", Entries: e.Deny})
-	if err = errors.Join(append(errs, err)...); err != nil {
+	_, credentials := credentialsOf(e)
+	if err := errors.Join(append(errs, checkLists(e), credentials)...); err != nil {
 		return fmt.Errorf("%w: %w", ErrEgress, err)
 	}
 	return nil
+}
+
+// credentialsOf returns the headers that the gateway sets, and an error that names those that it cannot set.
+func credentialsOf(e *v1alpha1.PoolEgress) (all []core.EgressCredential, err error) {
+	type target struct {
+		policy.Dest
+		header string
+	}
+	seen := map[target]bool{}
+	var errs []error
+	for i, c := range e.Credentials {
+		port := cmp.Or(uint16(c.Port), policy.CredentialPort)
+		dest, err := policy.CredentialDest(c.Host, port)
+		if err == nil && strings.Contains(c.Host, ":") {
+			err = fmt.Errorf("host %q: write the port into the field port", c.Host)
+		}
+		header, headerErr := policy.CredentialHeader(c.Header)
+		to := target{dest, header}
+		if err = errors.Join(err, headerErr); err == nil && seen[to] {
+			err = fmt.Errorf("host %s: header %s: an earlier entry has it", dest.Host, header)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("spec.egress.credentials[%d]: %w", i, err))
+			continue
+		}
+		seen[to] = true
+		value := credentials.Name(c.Secret.Name, c.Secret.Key)
+		all = append(all, core.EgressCredential{Host: dest.Host, Port: dest.Port, Header: header, Value: value})
+	}
+	return all, errors.Join(errs...)
+}
+
+// checkLists returns nil, or an error that names the entry that cannot be read.
+func checkLists(e *v1alpha1.PoolEgress) error {
+	_, err := policy.Parse(policy.List{Field: "spec.egress.allow", Entries: e.Allow}, policy.List{Field: "spec.egress.deny", Entries: e.Deny})
+	return err
 }
 
 // checkSnapshot returns an error that names what is wrong in spec.snapshot.

@@ -87,13 +87,13 @@ func (a *api) withCredentials(ctx context.Context, shown openapi.Sandbox, s *cor
 }
 
 // networkOf returns what an answer says of the network of a sandbox, nil if nothing was asked for.
-func networkOf(s *core.Sandbox) *openapi.SandboxNetwork {
+func (a *api) networkOf(s *core.Sandbox) *openapi.SandboxNetwork {
 	if s.Access == core.AccessPublic && s.MaskHost == "" && s.HTTPSPorts == nil && s.Network.Equal(core.EgressRules{}) {
 		return nil
 	}
 	shown := openapi.SandboxNetwork{
 		AllowPublicTraffic: s.Access == core.AccessPublic, MaskRequestHost: s.MaskHost,
-		AllowOut: s.Network.Allow, DenyOut: s.Network.Deny,
+		AllowOut: s.Network.Allow, DenyOut: s.Network.Deny, Headers: a.headersShown(s),
 	}
 	for _, port := range s.HTTPSPorts {
 		shown.HTTPSPorts = append(shown.HTTPSPorts, int(port))

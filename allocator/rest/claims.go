@@ -51,7 +51,7 @@ func (a *api) claimBatch(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	claim.Binding.RequestHash = a.hashOf(raw, values != nil || len(one.Mcp) > 0)
+	claim.Binding.RequestHash = a.hashOf(raw, values != nil || len(one.Mcp) > 0 || claim.SealHeaders != nil)
 	if values = a.restore(from, &claim, values); values != nil {
 		claim.Values = values
 	}
@@ -81,7 +81,8 @@ func checkBatch(c core.Claim) error {
 	if c.AtLeast > c.Count {
 		return invalid("atLeast: %d: must be count (%d) at most", c.AtLeast, c.Count)
 	}
-	size := len(c.Binding.User) + len(c.Binding.MaskHost) + portBytes*len(c.Binding.HTTPSPorts) + ruleBytes(c.Binding.Network)
+	size := len(c.Binding.User) + len(c.Binding.MaskHost) + portBytes*len(c.Binding.HTTPSPorts)
+	size += (&network{c.Binding.Network, c.SealHeaders}).size()
 	if c.Binding.Keyed() { // an internal one is short
 		size += len(c.Binding.IdempotencyKey)
 	}
@@ -89,8 +90,8 @@ func checkBatch(c core.Claim) error {
 		size += len(k) + len(v)
 	}
 	if size*c.Count > maxBatchBytes {
-		return invalid("metadata, user, network.maskRequestHost, network.httpsPorts, network.allowOut, network.denyOut and "+
-			"Idempotency-Key: %d bytes for each of %d sandboxes: at most %d in all", size, c.Count, maxBatchBytes)
+		return invalid("metadata, user, network.maskRequestHost, network.httpsPorts, network.allowOut, network.denyOut, "+
+			"network.rules and Idempotency-Key: %d bytes for each of %d sandboxes: at most %d in all", size, c.Count, maxBatchBytes)
 	}
 	return nil
 }

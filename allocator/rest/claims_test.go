@@ -19,6 +19,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
+	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
 func TestBatchClaimCarriesEveryField(t *testing.T) {
@@ -63,7 +64,7 @@ func manyPorts() string {
 
 func TestBatchClaimRefusesWhatASingleClaimRefuses(t *testing.T) {
 	for _, fields := range []string{`"autoPause":true`, `"allow_internet_access":false`, `"network":{"allowOut":["a.b"]}`, `"iam":{"a":{}}`} {
-		h := handler(t, &fake{})
+		h := handler(t, gatewayPool(v1alpha1.EgressNone))
 		one := refusal(t, call(h, "POST", "/sandboxes", `{"templateID":"python",`+fields+`}`), http.StatusNotImplemented, apierror.NotImplemented)
 		batch := refusal(t, call(h, "POST", "/v1/claims", `{"pool":"python","count":2,`+fields+`}`), http.StatusNotImplemented, apierror.NotImplemented)
 		require.Equal(t, one.Message, batch.Message)

@@ -39,7 +39,7 @@ func (a *api) create(w *reply, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	claim.Binding.RequestHash = a.hashOf(raw, values != nil || len(request.Mcp) > 0)
+	claim.Binding.RequestHash = a.hashOf(raw, values != nil || len(request.Mcp) > 0 || claim.SealHeaders != nil)
 	if values = a.restore(from, &claim, values); values != nil {
 		claim.Values = values
 	}
@@ -97,9 +97,11 @@ func (a *api) claimOf(request *openapi.NewSandbox) (c core.Claim, err error) {
 	if c.Sleep, err = a.sleepOf(request); err != nil {
 		return c, err
 	}
-	if c.Binding.Network, err = a.egressOf(request); err != nil {
+	n, err := a.egressOf(request)
+	if err != nil {
 		return c, err
 	}
+	c.Binding.Network, c.SealHeaders = n.rules, n.sealHeaders
 	return c, a.accessOf(request, &c.Binding)
 }
 

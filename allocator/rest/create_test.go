@@ -188,11 +188,10 @@ func TestUnsupportedFieldsAreRefusedByName(t *testing.T) {
 		`"network":{"denyOut":["10.0.0.0/8"]}`:            "network.denyOut: Use a NetworkPolicy",
 		`"network":{"dnsServers":["10.0.0.1"]}`:           "network.dnsServers: Set dnsConfig",
 		`"network":{"egressProxy":{"address":"a:1"}}`:     "network.egressProxy: Set the proxy",
-		`"network":{"rules":{"a":[]}}`:                    "network.rules: Berth does not change requests",
 		`"volumeMounts":[{"name":"a","path":"/a"}]`:       "volumeMounts: Put volumes",
 		`"iam":{"x":1}`:                                   "iam: ",
 	} {
-		f := &fake{}
+		f := gatewayPool(v1alpha1.EgressNone)
 		w := call(handler(t, f), "POST", "/v2/sandboxes", `{"templateID":"python",`+body+`}`)
 		require.Contains(t, refusal(t, w, 501, apierror.NotImplemented).Message, says)
 		require.Empty(t, f.pool)

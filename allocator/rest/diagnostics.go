@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -28,6 +29,11 @@ func (a *api) diagnose(w *reply, r *http.Request) error {
 			return err
 		}
 	}
+	if s.Agent.Egress && s.Phase != core.Stopped && s.ReleasedAt.IsZero() {
+		if shown.Egress, err = a.usageOf(r.Context(), &s); err != nil {
+			return err
+		}
+	}
 	if s.Phase == core.Stopped {
 		shown.PodProblem = "the sandbox is stopped, and has no pod"
 		return writeJSON(w, http.StatusOK, shown)
@@ -43,6 +49,26 @@ func (a *api) diagnose(w *reply, r *http.Request) error {
 		shown.Pod = &pod
 	}
 	return writeJSON(w, http.StatusOK, shown)
+}
+
+// usageOf returns what a sandbox may reach, and what it has reached.
+func (a *api) usageOf(ctx context.Context, s *core.Sandbox) (*openapi.SandboxEgress, error) {
+	shown, err := a.Allocator.EgressUsage(ctx, s.ID)
+	if err != nil {
+		return nil, err
+	}
+	shown.Claim, shown.Ports = toRules(s.Network), []int{}
+	if pool := s.PoolEgress; pool != nil {
+		shown.Pool = toRules(pool.EgressRules)
+		for _, port := range pool.Ports {
+			shown.Ports = append(shown.Ports, int(port))
+		}
+	}
+	return &shown, nil
+}
+
+func toRules(r core.EgressRules) *openapi.EgressRules {
+	return &openapi.EgressRules{Allow: append([]string{}, r.Allow...), Deny: append([]string{}, r.Deny...)}
 }
 
 // diagnosePool answers with a pool, its pods that are not ready, and the latest that have failed.

@@ -12,6 +12,7 @@ import (
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
+	"github.com/berth-sandbox/berth/egress/policy"
 	"github.com/berth-sandbox/berth/internal/printable"
 )
 
@@ -99,9 +100,9 @@ func (a *api) toSandbox(s core.Sandbox) openapi.Sandbox {
 		Domain: a.PublicHost, URL: a.url(s),
 		State:     openapi.SandboxStateRunning,
 		StartedAt: s.ClaimedAt, EndAt: noEnd, IdleTimeout: seconds(s.IdleTimeout), Metadata: s.Metadata, User: s.User,
-		Access: openapi.Access(s.Access.String()), Network: networkOf(&s),
+		Access: openapi.Access(s.Access.String()), Network: a.networkOf(&s),
 	}
-	if len(s.Network.Allow) == 0 && slices.Contains(s.Network.Deny, allTraffic) {
+	if len(s.Network.Allow) == 0 && slices.Contains(s.Network.Deny, policy.All) {
 		shown.AllowInternetAccess = new(bool)
 	}
 	shown.PodName, _ = podOf(&s)

@@ -23,7 +23,7 @@ const (
 
 func toSession(s core.SessionStatus) openapi.Session {
 	shown := openapi.Session{
-		SessionID: s.ID, Address: nonzero(s.From), Connected: s.Connected, ExpiresInSeconds: seconds(s.Expires),
+		SessionID: s.ID, Egress: s.Egress, Address: nonzero(s.From), Connected: s.Connected, ExpiresInSeconds: seconds(s.Expires),
 		Sent: nonzero(int64(s.Sent)), Acknowledged: nonzero(int64(s.Acked)),
 	}
 	if s.Heard {
@@ -40,7 +40,7 @@ func toAwaited(a core.Awaited) openapi.AwaitedSession {
 	}
 	s := toSession(a.SessionStatus)
 	return openapi.AwaitedSession{
-		SessionID: s.SessionID, Address: s.Address, Connected: s.Connected, LastHeardSeconds: s.LastHeardSeconds,
+		SessionID: s.SessionID, Egress: s.Egress, Address: s.Address, Connected: s.Connected, LastHeardSeconds: s.LastHeardSeconds,
 		ExpiresInSeconds: s.ExpiresInSeconds, Sent: s.Sent, Acknowledged: s.Acknowledged, Until: until, Needed: nonzero(int64(a.Needed)),
 	}
 }
@@ -48,7 +48,7 @@ func toAwaited(a core.Awaited) openapi.AwaitedSession {
 func toListed(status core.SessionStatus) openapi.ListedSession {
 	s := toSession(status)
 	return openapi.ListedSession{
-		SessionID: s.SessionID, Address: s.Address, Connected: s.Connected, LastHeardSeconds: s.LastHeardSeconds,
+		SessionID: s.SessionID, Egress: s.Egress, Address: s.Address, Connected: s.Connected, LastHeardSeconds: s.LastHeardSeconds,
 		ExpiresInSeconds: s.ExpiresInSeconds, Sent: s.Sent, Acknowledged: s.Acknowledged, Fences: status.Fences,
 	}
 }

@@ -28,7 +28,7 @@ func TestFencesNameTheRoutersTheyWaitFor(t *testing.T) {
 		}
 	}
 	connected := core.SessionStatus{ID: "router-a", From: "10.1.0.1", Connected: true, Heard: true, Silence: 1500 * time.Millisecond, Sent: 9, Acked: 7, Expires: 15 * time.Minute, Fences: 1}
-	away := core.SessionStatus{ID: "router-b", Expires: time.Minute + 500*time.Microsecond, Fences: 1}
+	away := core.SessionStatus{ID: "router-b", Egress: true, Expires: time.Minute + 500*time.Microsecond, Fences: 1}
 	f := &fake{
 		truncated: 4,
 		fences: []core.FenceStatus{
@@ -43,8 +43,8 @@ func TestFencesNameTheRoutersTheyWaitFor(t *testing.T) {
 	const common = `"pool": "python", "podName": "python-abcdef", "podIP": "10.0.0.1", "releasedAt": "2030-01-01T12:00:00Z", "reason": "Killed"`
 	require.JSONEq(t, `{"truncated": 4, "fences": [
 		{"sandboxID": "k3x9", `+common+`, "phase": "sessions", "waitsForOthers": 2, "waitsFor": [
-			{"sessionID": "router-a", "address": "10.1.0.1", "connected": true, "lastHeardSeconds": 1.5, "expiresInSeconds": 900, "sent": 9, "acknowledged": 7, "until": "acknowledged", "needed": 8},
-			{"sessionID": "router-b", "connected": false, "expiresInSeconds": 60.001, "until": "expired"}
+			{"sessionID": "router-a", "egress": false, "address": "10.1.0.1", "connected": true, "lastHeardSeconds": 1.5, "expiresInSeconds": 900, "sent": 9, "acknowledged": 7, "until": "acknowledged", "needed": 8},
+			{"sessionID": "router-b", "egress": true, "connected": false, "expiresInSeconds": 60.001, "until": "expired"}
 		]},
 		{"sandboxID": "k3xa", `+common+`, "phase": "connectWindow", "waitsForOthers": 0, "waitsFor": [], "connectWindowEndsInSeconds": 2.3},
 		{"sandboxID": "k3xb", `+common+`, "phase": "connectWindow", "waitsForOthers": 0, "waitsFor": [], "connectWindowEndsInSeconds": 0}
@@ -52,8 +52,8 @@ func TestFencesNameTheRoutersTheyWaitFor(t *testing.T) {
 	w = call(handler(t, f), "GET", "/v1/sessions", "")
 	require.Equal(t, http.StatusOK, w.Code, w.Body)
 	require.JSONEq(t, `{"truncated": 4, "sessions": [
-		{"sessionID": "router-a", "address": "10.1.0.1", "connected": true, "lastHeardSeconds": 1.5, "expiresInSeconds": 900, "sent": 9, "acknowledged": 7, "fences": 1},
-		{"sessionID": "router-b", "connected": false, "expiresInSeconds": 60.001, "fences": 1}
+		{"sessionID": "router-a", "egress": false, "address": "10.1.0.1", "connected": true, "lastHeardSeconds": 1.5, "expiresInSeconds": 900, "sent": 9, "acknowledged": 7, "fences": 1},
+		{"sessionID": "router-b", "egress": true, "connected": false, "expiresInSeconds": 60.001, "fences": 1}
 	]}`, w.Body.String())
 	require.Equal(t, []int{1000, 100}, f.limits)
 

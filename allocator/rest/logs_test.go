@@ -180,6 +180,30 @@ func TestDiagnosticsShowPodContainersWarningsAndNode(t *testing.T) {
 	refusal(t, call(handler(t, f), "GET", "/v1/pools/ruby/diagnostics", ""), 404, apierror.PoolNotFound)
 }
 
+// Invariant: P39
+func TestDiagnosticsShowRulesAndUseOfEgress(t *testing.T) {
+	f := logged(0)
+	f.egress = openapi.SandboxEgress{Admitted: 3, Gateways: 1, Destinations: []openapi.EgressDestination{}}
+	get := func() *openapi.SandboxEgress {
+		w := call(handler(t, f), "GET", "/v1/sandboxes/aa1/diagnostics", "")
+		return bodyAs[openapi.SandboxDiagnostics](t, w.Body).Egress
+	}
+	require.Nil(t, get(), "it uses no egress gateway")
+	s := f.sandboxes["aa1"]
+	s.Agent.Egress, s.Network = true, core.EgressRules{Deny: []string{"0.0.0.0/0"}}
+	f.sandboxes["aa1"] = s
+	want := f.egress
+	want.Claim, want.Ports = &openapi.EgressRules{Allow: []string{}, Deny: []string{"0.0.0.0/0"}}, []int{}
+	require.Equal(t, &want, get(), "what its pool says is not known")
+	s.PoolEgress = &core.PoolEgress{EgressRules: core.EgressRules{Allow: []string{"a.example.com"}}, Ports: []uint16{8443}}
+	f.sandboxes["aa1"] = s
+	want.Pool, want.Ports = &openapi.EgressRules{Allow: []string{"a.example.com"}, Deny: []string{}}, []int{8443}
+	require.Equal(t, &want, get())
+	s.ReleasedAt = noon
+	f.sandboxes["aa1"] = s
+	require.Nil(t, get(), "it has ended")
+}
+
 func TestHealthNeedsNoKeyAndNamesTheVersion(t *testing.T) {
 	h := handlerWithKeys(t, &fake{}, keysIn(map[string]string{"team": keyOne}))
 	w := call(h, "GET", "/health", "")

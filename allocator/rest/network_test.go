@@ -1,7 +1,9 @@
 package rest
 
 import (
+	"crypto/sha256"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -10,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/credentials"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -51,15 +54,23 @@ func TestRulesThatNothingEnforcesAreRefused(t *testing.T) {
 	for body, field := range map[string]string{
 		`"network":{"allowOut":["1.1.1.1"]}`:                                "network.allowOut",
 		`"network":{"denyOut":["1.1.1.1"]}`:                                 "network.denyOut",
+		`"network":{"rules":{"a.example":[]}}`:                              "network.rules",
 		`"allow_internet_access":false`:                                     "allow_internet_access",
 		`"allow_internet_access":false,"network":{"denyOut":["not valid"]}`: "network.denyOut",
 	} {
-		for _, f := range []*fake{{}, gatewayPool(""), gatewayPool(v1alpha1.EgressNone)} {
+		for _, f := range []*fake{gatewayPool(""), gatewayPool(v1alpha1.EgressNone)} {
 			e := refusal(t, call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python",`+body+`}`), 501, apierror.NotImplemented)
 			require.Equal(t, field+": "+noGateway, e.Message)
 			require.Contains(t, e.Message, "spec.egress.mode of the pool")
 			require.Zero(t, f.claims)
 		}
+	}
+}
+
+func TestRulesForAPoolThatIsMissingAreNotUnsupported(t *testing.T) {
+	f := &fake{err: apierror.New(apierror.PoolNotFound, "no such pool")}
+	for _, rules := range []string{`"network":{"denyOut":["1.1.1.1"]}`, `"allow_internet_access":false`} {
+		refusal(t, call(handler(t, f), "POST", "/sandboxes", `{"templateID":"python",`+rules+`}`), 404, apierror.PoolNotFound)
 	}
 }
 
@@ -74,7 +85,7 @@ func TestWrongRulesAreRefusedByTheirField(t *testing.T) {
 		`"allowOut":["https://a.example/"],"denyOut":["0.0.0.0/0"]`: "allowOut",
 		`"allowOut":[` + many + `]`:                                 "allowOut",
 		`"denyOut":[` + many + `]`:                                  "denyOut",
-		`"allowOut":[` + long + `],"denyOut":["0.0.0.0/0"]`:         "denyOut: 4157 bytes: at most 4096 together",
+		`"allowOut":[` + long + `],"denyOut":["0.0.0.0/0"]`:         "4157 bytes: at most 4096 together",
 		`"allowOut":["` + strings.Repeat("a", 1025) + `"]`:          "allowOut",
 		`"allowOut":"a.example"`:                                    "allowOut",
 	} {
@@ -102,11 +113,98 @@ func TestInternetAccessTakesOneEntryOfTheList(t *testing.T) {
 	require.Empty(t, f.kept)
 }
 
+// rulesBody are rules that set a header of each kind.
+const rulesBody = `"rules":{"API.example.com":[{"transform":{"headers":{"Authorization":"Bearer canary"}}}],"api.example.com:8443":[{"transform":{"headers":{"X-Key":"k"}}}],"b.example":[{},{"transform":{"headers":null}}]}`
+
+// Invariant: P38
+func TestHeadersOfAClaimAreSealedForItsSandbox(t *testing.T) {
+	sealer, err := credentials.NewSealer(accessKey(t))
+	require.NoError(t, err)
+	want := []credentials.Header{
+		{Host: "api.example.com", Port: 443, Name: "authorization", Value: "Bearer canary"}, {Host: "api.example.com", Port: 8443, Name: "x-key", Value: "k"},
+	}
+	opens := func(id string, sealed []byte) {
+		t.Helper()
+		got, err := sealer.Open(id, sealed)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		_, err = sealer.Open("other", sealed)
+		require.Error(t, err)
+	}
+	f := gatewayPool(v1alpha1.EgressGateway)
+	h := handlerWithAccess(t, f)
+	body := `{"templateID":"python","network":{` + rulesBody + `}}`
+	require.Equal(t, 201, call(h, "POST", "/sandboxes", body).Code)
+	require.Empty(t, f.claim.Binding.Network, "the sandbox has no ID yet")
+	require.NotEqual(t, sha256.Sum256([]byte(body)), f.claim.Binding.RequestHash, "it would tell whether a guess is right")
+	batch := `{"pool":"python","count":1,"network":{` + rulesBody + `}}`
+	require.Equal(t, 201, call(h, "POST", "/v1/claims", batch).Code)
+	require.NotEqual(t, sha256.Sum256([]byte(batch)), f.claim.Binding.RequestHash)
+	opens("k3x9", f.claim.SealHeaders("k3x9"))
+	require.Equal(t, 201, call(h, "POST", "/sandboxes", `{"templateID":"python","network":{"rules":{"b.example":[]}}}`).Code)
+	require.Nil(t, f.claim.SealHeaders)
+
+	f = &fake{status: core.CallOK}
+	require.Equal(t, 204, call(handlerWithAccess(t, f), "PUT", networkPath, `{`+rulesBody+`}`).Code)
+	opens("k3x9", f.rules.Headers)
+
+	f = &fake{sandboxes: map[string]core.Sandbox{"k3x9": {Binding: core.Binding{ID: "k3x9", Network: f.rules}, Phase: core.Running}}}
+	answer := call(handlerWithAccess(t, f), "GET", "/sandboxes/k3x9", "").Body.String()
+	require.Contains(t, answer, `"headers":[{"host":"api.example.com","name":"authorization","port":443},{"host":"api.example.com","name":"x-key","port":8443}]`)
+	require.NotContains(t, answer, "canary")
+}
+
+// Invariant: P38
+func TestHeadersThatAreRefusedAreNeverRepeated(t *testing.T) {
+	of := func(host, headers string) string {
+		return `"rules":{"` + host + `":[{"transform":{"headers":{` + headers + `}}}]}`
+	}
+	secret := func(n int) string { return `"A":"` + strings.Repeat("canary ", n) + `x"` }
+	var many []string
+	for i := range 17 {
+		many = append(many, fmt.Sprintf(`"a%d":"canary"`, i))
+	}
+	for rules, says := range map[string]string{
+		of("*.a.example", secret(1)):                      "without a wildcard",
+		of("1.1.1.1", secret(1)):                          "rules: host",
+		of("a.example:80", secret(1)):                     "port 80",
+		of("a.example", `"Host":"canary"`):                "proxies read it",
+		of("a.example", `"Proxy-Authorization":"canary"`): "proxies read it",
+		of("a.example", `"A":"canary\n"`):                 "control and format characters",
+		of("a.example", `"A":""`):                         "1 to 4096",
+		of("a.example", secret(700)):                      "",
+		of("a.example", secret(580)):                      "4096 together",
+		of("a.example", `"A":"canary","a":"canary"`):      "twice",
+		of("a.example", strings.Join(many, ",")):          "rules",
+		of("a.example", `"A":["canary"]`):                 "rules",
+		`"rules":{"a.example":[{"canary":1}]}`:            "rules",
+		`"rules":{"a.example":{"transform":"canary"}}`:    "rules",
+		`"rules":{"A.example":[{"transform":{"headers":{"a":"canary"}}}],"a.example:443":[]}`: "same host",
+	} {
+		f := gatewayPool(v1alpha1.EgressGateway)
+		for _, c := range [][3]string{
+			{"POST", "/sandboxes", `{"templateID":"python","network":{` + rules + `}}`}, {"PUT", networkPath, `{` + rules + `}`},
+		} {
+			e := refusal(t, call(handlerWithAccess(t, f), c[0], c[1], c[2]), 400, apierror.BadRequest)
+			require.Contains(t, e.Message, says)
+			if !strings.Contains(rules, `"canary"`+":1") {
+				require.NotContains(t, e.Message, "canary", rules)
+			}
+		}
+		require.Zero(t, f.claims)
+		require.Empty(t, f.kept)
+	}
+	refusal(t, call(handler(t, gatewayPool(v1alpha1.EgressGateway)), "POST", "/sandboxes",
+		`{"templateID":"python","network":{`+rulesBody+`}}`), 501, apierror.NotImplemented) // there is no key
+}
+
 func TestRulesOfABatchAreBoundedTogether(t *testing.T) {
 	f := gatewayPool(v1alpha1.EgressGateway)
 	e := refusal(t, call(handler(t, f), "POST", "/v1/claims", `{"pool":"python","count":1000,"network":{"denyOut":["`+
 		strings.Repeat(`10.100.100.100/32","`, 8)+`10.0.0.1"]}}`), 400, apierror.BadRequest)
 	require.Contains(t, e.Message, "network.denyOut")
+	require.Zero(t, f.claims)
+	refusal(t, call(handlerWithAccess(t, f), "POST", "/v1/claims", `{"pool":"python","count":1000,"network":{`+rulesBody+`}}`), 400, apierror.BadRequest)
 	require.Zero(t, f.claims)
 }
 
@@ -126,7 +224,7 @@ func TestPutReplacesTheRulesOfASandbox(t *testing.T) {
 		require.Equal(t, []string{"k3x9", "k3x9"}, f.kept)
 	}
 	for field, says := range map[string]string{
-		`"rules":{"a":[{}]}`: "rules: ", `"egressProxy":{"address":"a:1"}`: "egressProxy: ", `"dnsServers":["1.1.1.1"]`: "dnsServers: ",
+		`"egressProxy":{"address":"a:1"}`: "egressProxy: ", `"dnsServers":["1.1.1.1"]`: "dnsServers: ",
 	} {
 		f := &fake{}
 		require.Contains(t, refusal(t, call(handler(t, f), "PUT", networkPath, `{`+field+`}`), 501, apierror.NotImplemented).Message, says)

@@ -15,6 +15,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/core"
+	"github.com/berth-sandbox/berth/allocator/credentials"
 	"github.com/berth-sandbox/berth/allocator/eventlog"
 	"github.com/berth-sandbox/berth/allocator/events"
 	"github.com/berth-sandbox/berth/allocator/history"
@@ -123,6 +124,8 @@ type Allocator interface {
 	Pod(ctx context.Context, key core.PodKey) (inspect.Pod, error)
 	PendingPods(ctx context.Context, pool string, most int) ([]core.PodKey, int, error)
 	PodFailures(ctx context.Context, pool string) ([]core.PodFailure, error)
+	// EgressUsage returns how a live sandbox uses the egress gateways, without its rules.
+	EgressUsage(ctx context.Context, id string) (openapi.SandboxEgress, error)
 	// LogLines returns the last lines of the log in the record of an ended sandbox.
 	LogLines(ctx context.Context, s core.Sandbox) ([]string, error)
 	// Logs opens the log of a container; the error may be inspect.ErrNoLogs or ErrGone. Usage returns
@@ -226,6 +229,8 @@ type api struct {
 	counts                                                            *metrics
 	audit                                                             audit
 	operations                                                        map[string]string // IDs by the mux's pattern
+	// sealer seals the headers that the egress gateway sets; nil: without a key none are taken.
+	sealer *credentials.Sealer
 }
 
 // New returns the handler, or an error that names the missing options.
@@ -239,6 +244,12 @@ func New(o Options) (http.Handler, error) {
 		Options: o, forwarder: newForwarder(o.DialLeader, o.Log), answers: newBudget(answerBytes), audit: trail, counts: newMetrics(), operations: map[string]string{},
 		claims: newClass(claimSlots(o.ClaimQueue), MaxWait+answerWait+agents.RestoreFor), others: newClass(inFlight, answerWait), networks: newClass(inFlight, networkWait),
 		sleeps: newClass(inFlight, snapshotWait), wakes: newClass(inFlight, wakeWait), snapshots: newClass(snapshotsInFlight, snapshotWait), slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
+	}
+	if o.AccessKey != nil {
+		var err error
+		if a.sealer, err = credentials.NewSealer(o.AccessKey); err != nil {
+			return nil, err
+		}
 	}
 	a.streams.slots.most = teamStreams
 	a.rates = newKeyRates(o.KeyRate, o.Log)

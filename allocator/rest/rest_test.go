@@ -84,6 +84,7 @@ type fake struct {
 	usage       map[string]inspect.Usage
 	series      []inspect.Usage // before usage
 	usageErr    error
+	egress      openapi.SandboxEgress
 	measured    []string
 
 	mu       sync.Mutex
@@ -365,6 +366,13 @@ func (f *fake) SetNetwork(ctx context.Context, id string, rules core.EgressRules
 	f.kept, f.rules = append(f.kept, id), rules
 	f.mu.Unlock()
 	return core.SandboxCallAnswered{Status: f.status, Why: f.why}, f.wait(ctx)
+}
+
+func (f *fake) EgressUsage(ctx context.Context, id string) (openapi.SandboxEgress, error) {
+	f.mu.Lock()
+	f.kept = append(f.kept, id)
+	f.mu.Unlock()
+	return f.egress, f.wait(ctx)
 }
 
 func (f *fake) Activities(ctx context.Context, filter Filter, most int) ([]core.ActivityStatus, int, error) {

@@ -28,7 +28,7 @@ func toObject(s core.Sandbox, namespace string, lines []string) *v1alpha1.Sandbo
 			IdleTimeoutSeconds: wholeSeconds(s.IdleTimeout), Metadata: s.Metadata, Workload: workloadToObject(s.Workload),
 			Team: s.Team, User: s.User, IdempotencyKey: s.IdempotencyKey, Batch: s.Batch,
 			Access: v1alpha1.Access(s.Access.String()), MaskHost: s.MaskHost, AgentPort: int32(s.Agent.Port), AgentPublic: s.Agent.Public, AgentEgress: s.Agent.Egress,
-			NetworkAllow: s.Network.Allow, NetworkDeny: s.Network.Deny,
+			NetworkAllow: s.Network.Allow, NetworkDeny: s.Network.Deny, NetworkHeaders: s.Network.Headers,
 		},
 		Status: toStatus(s, lines),
 	}
@@ -149,7 +149,7 @@ func fromObject(o *v1alpha1.Sandbox) (core.Sandbox, error) {
 				StopAfter: time.Duration(o.Spec.StopAfterSeconds) * time.Second,
 			},
 			MaskHost: o.Spec.MaskHost, Agent: core.Agent{Port: uint16(o.Spec.AgentPort), Public: o.Spec.AgentPublic, Egress: o.Spec.AgentEgress},
-			Network: core.EgressRules{Allow: o.Spec.NetworkAllow, Deny: o.Spec.NetworkDeny},
+			Network: core.EgressRules{Allow: o.Spec.NetworkAllow, Deny: o.Spec.NetworkDeny, Headers: o.Spec.NetworkHeaders},
 		},
 		Pool:        core.PoolKey{Namespace: o.Namespace, Name: o.Spec.Pool},
 		Pod:         fact.PodKeyOf(o.Namespace, o.Spec.PodName, o.Spec.PodUID),

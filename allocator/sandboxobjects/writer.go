@@ -297,16 +297,18 @@ func patchOf(s core.Sandbox, at version, lines []string) map[string]any {
 	patch := map[string]any{"metadata": metadata, "status": statusPatch{SandboxStatus: status, AsleepAt: status.AsleepAt, Wakeable: status.Wakeable}}
 	switch spec := toObject(s, "", nil).Spec; {
 	case at.broken:
-		patch["spec"] = specPatch{SandboxSpec: spec, NetworkAllow: spec.NetworkAllow, NetworkDeny: spec.NetworkDeny}
+		patch["spec"] = specPatch{
+			SandboxSpec: spec, NetworkAllow: spec.NetworkAllow, NetworkDeny: spec.NetworkDeny, NetworkHeaders: spec.NetworkHeaders,
+		}
 	case s.Incarnation != at.incarnation: // it was stopped, and has another pod
 		patch["spec"] = map[string]any{
-			"endAt": spec.EndAt, "networkAllow": spec.NetworkAllow, "networkDeny": spec.NetworkDeny, "startBy": spec.StartBy,
+			"endAt": spec.EndAt, "networkAllow": spec.NetworkAllow, "networkDeny": spec.NetworkDeny, "networkHeaders": spec.NetworkHeaders, "startBy": spec.StartBy,
 			"podName": spec.PodName, "podUID": spec.PodUID, "podIP": spec.PodIP,
 			"restarts": spec.Restarts, "agentPort": spec.AgentPort, "agentPublic": spec.AgentPublic, "agentEgress": spec.AgentEgress, "workload": spec.Workload,
 		}
 	default:
 		// All other fields are constant since the claim.
-		patch["spec"] = map[string]any{"endAt": spec.EndAt, "networkAllow": spec.NetworkAllow, "networkDeny": spec.NetworkDeny}
+		patch["spec"] = map[string]any{"endAt": spec.EndAt, "networkAllow": spec.NetworkAllow, "networkDeny": spec.NetworkDeny, "networkHeaders": spec.NetworkHeaders}
 	}
 	return patch
 }
@@ -314,8 +316,9 @@ func patchOf(s core.Sandbox, at version, lines []string) map[string]any {
 // specPatch is a spec in a merge patch. It has what a call can take away.
 type specPatch struct {
 	v1alpha1.SandboxSpec
-	NetworkAllow []string `json:"networkAllow"`
-	NetworkDeny  []string `json:"networkDeny"`
+	NetworkAllow   []string `json:"networkAllow"`
+	NetworkDeny    []string `json:"networkDeny"`
+	NetworkHeaders []byte   `json:"networkHeaders"`
 }
 
 // statusPatch is a status in a merge patch, which leaves alone what it does not have. So it has what a wake takes away.

@@ -48,7 +48,7 @@ func sandbox(phase core.Phase, term, counter uint64) core.Sandbox {
 			Team: "team", User: "user", IdempotencyKey: "key", RequestHash: [32]byte{1, 2, 3}, Batch: "batch",
 			Lifetime: time.Hour, Sleep: core.SleepPolicy{WhenIdle: true, AtEnd: true, WakeOnTraffic: true, StopAfter: time.Minute},
 			Access: core.AccessTeam, MaskHost: "localhost:${PORT}", Agent: core.Agent{Port: 49983, Public: true, Egress: true}, HTTPSPorts: []uint16{443, 8443},
-			Network: core.EgressRules{Allow: []string{"*.example.com", "192.0.2.1"}, Deny: []string{"0.0.0.0/0"}},
+			Network: core.EgressRules{Allow: []string{"*.example.com", "192.0.2.1"}, Deny: []string{"0.0.0.0/0"}, Headers: []byte("sealed")},
 		},
 		AsleepAt: time.Unix(1_700_000_070, 0).UTC(), Wakeable: true, Incarnation: 2, Archive: "archives/team/a",
 		LastActive:  time.Unix(1_700_000_060, 0).UTC(),
@@ -179,7 +179,7 @@ func TestOnlyNewRevisionsChangeTheRulesOfAnObject(t *testing.T) {
 	}
 	for counter, rules := range []core.EgressRules{
 		{Allow: []string{"a.example"}, Deny: []string{"0.0.0.0/0"}}, {Deny: []string{"192.0.2.0/24"}}, {}, {Allow: []string{"192.0.2.1"}}, {},
-		{Allow: []string{"a.example"}, Deny: []string{"0.0.0.0/0"}},
+		{Headers: []byte("sealed")}, {}, {Allow: []string{"a.example"}, Deny: []string{"0.0.0.0/0"}, Headers: []byte("sealed")},
 	} {
 		s := ruled(uint64(counter)+1, rules)
 		p.write(s)
@@ -188,6 +188,7 @@ func TestOnlyNewRevisionsChangeTheRulesOfAnObject(t *testing.T) {
 	before := p.list().Sandboxes
 	for _, edit := range []string{
 		`{"spec":{"networkAllow":["b.example"]}}`, `{"spec":{"networkAllow":null}}`, `{"spec":{"networkDeny":null}}`, `{"spec":{"networkDeny":["0.0.0.0/0","192.0.2.1"]}}`,
+		`{"spec":{"networkHeaders":null}}`, `{"spec":{"networkHeaders":"b3RoZXI="}}`,
 	} {
 		err := p.clients.Berth.Patch(types.MergePatchType).Namespace("default").Resource("sandboxes").Name(before[0].ID).Body([]byte(edit)).Do(t.Context()).Error()
 		require.ErrorContains(t, err, "change them with PUT /sandboxes/{id}/network", edit)

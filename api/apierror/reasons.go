@@ -62,6 +62,7 @@ const (
 	SandboxAsleep      Reason = "sandbox_asleep"
 	EgressRefused      Reason = "egress_refused"
 	EgressCredential   Reason = "egress_credential"
+	EgressNoCredential Reason = "egress_no_credential"
 	EgressUnreachable  Reason = "egress_unreachable"
 	EgressReset        Reason = "egress_reset"
 	EgressMissing      Reason = "egress_missing"
@@ -140,6 +141,8 @@ var kinds = []Kind{
 		When: "at the egress gateway: the rules of the sandbox do not allow the host, its port or an address of it, or the request is not one for a proxy; or the client's address is not that of the one sandbox whose credential was sent; the message says which", Do: "allow the host in the pool or at the claim; use the proxy's address and credential as the sandbox has got them"},
 	{Reason: EgressCredential, Code: http.StatusProxyAuthRequired, GRPC: codes.Unauthenticated, By: []Sender{Router},
 		When: "at the egress gateway: the request has no credential of a sandbox in `Proxy-Authorization`", Do: "use the proxy's URL as it stands in `HTTP_PROXY` of the sandbox"},
+	{Reason: EgressNoCredential, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 1, By: []Sender{Router},
+		When: "at the egress gateway: the request needs a header whose value the gateway does not know; it does not go out without it", Do: "operators: is the Secret there that `spec.egress.credentials` of the pool names? callers: set the rules of the sandbox again"},
 	{Reason: PortPrivate, Code: http.StatusForbidden, GRPC: codes.PermissionDenied, By: []Sender{Router},
 		When: "the sandbox's pool does not open this port", Do: "use a port that the message names, or add it to the pool's `spec.ports`"},
 	{Reason: NotFound, Code: http.StatusNotFound, GRPC: codes.Unimplemented, By: []Sender{Router, API, Admin},
@@ -205,7 +208,7 @@ var kinds = []Kind{
 	{Reason: SandboxReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
 		When: "the sandbox broke the connection before it answered, or answered something that is not HTTP", Do: "look at the program in the sandbox"},
 	{Reason: EgressUnreachable, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy, Router},
-		When: "at the egress gateway: the name of the host has no address, the host did not accept the connection in time, or its certificate is not valid for it", Do: "check the host; try again"},
+		When: "at the egress gateway: the name of the host has no address outside the cluster, the host did not accept the connection in time, or its certificate is not valid for it", Do: "check the host; try again"},
 	{Reason: EgressReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
 		When: "at the egress gateway: the host broke the connection before it answered, or answered something that is not HTTP; the request may have taken effect", Do: "look at the host"},
 	{Reason: APIReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},

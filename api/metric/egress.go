@@ -17,10 +17,25 @@ var (
 		Help:  "Requests and tunnels that the router ended, because their sandbox ended or slept, its new rules refuse them, or the router was not fresh or stopped.",
 		Moves: "It follows the releases. Many at once: berth_egress_fresh was 0, or the router stopped.",
 	})
+	EgressBytes = counter(Row{
+		Program: Egress, Name: "berth_egress_bytes_total", Unit: "bytes", Labels: []string{Direction},
+		Help:  "Bytes that requests and tunnels have sent to origins (out) and received from them (in), with headers and TLS. A lower bound.",
+		Moves: "It follows the sandboxes. GET /v1/sandboxes/{id}/diagnostics has the bytes of one of them.",
+	})
 	EgressLookups = counter(Row{
 		Program: Egress, Name: "berth_egress_lookups_total", Unit: "names",
 		Help:  "Names that the router asked its resolver about.",
 		Moves: "An answer is used for 5 s. More than the requests explain: a sandbox tries many names, which its rules allow.",
+	})
+	EgressConnections = counter(Row{
+		Program: Egress, Name: "berth_egress_connections_total", Unit: "connections", Labels: []string{Outcome},
+		Help:  "Connections to the egress gateway that Envoy asked about, by outcome: admitted, or closed because their address has too many.",
+		Moves: "closed: a sandbox opens many connections or very fast. Others are not affected.",
+	})
+	EgressUnlogged = counter(Row{
+		Program: Egress, Name: "berth_egress_unlogged_total", Unit: "lines",
+		Help:  "New destinations of sandboxes that the log does not have, because there were too many.",
+		Moves: "A sandbox tries many destinations. The next line of that sandbox says how many are missing.",
 	})
 	EgressSandboxes = gauge(Row{
 		Program: Egress, Name: "berth_egress_sandboxes", Unit: "sandboxes",

@@ -63,9 +63,10 @@ const (
 	// Outcomes.
 	OutcomeAdmitted = "admitted"
 	OutcomeClaimed  = "claimed"
+	OutcomeClosed   = "closed"
 	// CodeFailed is the class of codes of the API's own failures.
 	CodeFailed = "5xx"
-	// Directions of messages, as the allocator sees them.
+	// Directions: of messages as the allocator sees them, of bytes as sandboxes do.
 	DirectionIn  = "in"
 	DirectionOut = "out"
 )

@@ -771,6 +771,9 @@ type AwaitedSession struct {
 	Address   *string `json:"address,omitempty"`
 	Connected bool    `json:"connected"`
 
+	// Egress It is that of an egress gateway, which decides what leaves sandboxes.
+	Egress bool `json:"egress"`
+
 	// ExpiresInSeconds The time until it expires without a further ping.
 	ExpiresInSeconds float64 `json:"expiresInSeconds"`
 
@@ -899,6 +902,35 @@ type DeadDeclared struct {
 	// Fences How many fences waited for it.
 	Fences    int    `json:"fences"`
 	SessionID string `json:"sessionID"`
+}
+
+// EgressDestination defines model for EgressDestination.
+type EgressDestination struct {
+	// Count How many requests and tunnels.
+	Count int64 `json:"count"`
+
+	// Host The name or the address in the request, as the sandbox has chosen it.
+	Host string `json:"host"`
+
+	// LastAt When the latest of them began, by the wall clock of the leader.
+	LastAt time.Time `json:"lastAt"`
+	Port   int       `json:"port"`
+
+	// Reason Why it was refused, one of the reasons of errors. Absent: it was let through.
+	Reason string `json:"reason,omitempty"`
+}
+
+// EgressHeader A header that the egress gateway sets on plain requests to a host. No call returns its value.
+type EgressHeader struct {
+	Host string `json:"host"`
+	Name string `json:"name"`
+	Port int    `json:"port"`
+}
+
+// EgressRules What a pool or a claim lets a sandbox reach. An entry of allow holds although deny has it. Absent if it is not known.
+type EgressRules struct {
+	Allow []string `json:"allow"`
+	Deny  []string `json:"deny"`
 }
 
 // Error defines model for Error.
@@ -1104,6 +1136,9 @@ type ListedSession struct {
 	Address   *string `json:"address,omitempty"`
 	Connected bool    `json:"connected"`
 
+	// Egress It is that of an egress gateway, which decides what leaves sandboxes.
+	Egress bool `json:"egress"`
+
 	// ExpiresInSeconds The time until it expires without a further ping.
 	ExpiresInSeconds float64 `json:"expiresInSeconds"`
 
@@ -1118,8 +1153,24 @@ type ListedSession struct {
 	SessionID string `json:"sessionID"`
 }
 
+// NetworkRule defines model for NetworkRule.
+type NetworkRule struct {
+	Transform *NetworkTransform `json:"transform,omitempty"`
+}
+
+// NetworkRules Headers that the egress gateway sets on plain requests to a host, by the full name of the host, with a port if that is not
+// 443. A program in the sandbox asks http://<host>/ or http://<host>:<port>/, and the gateway speaks TLS to the host. The values never enter the sandbox, and no call
+// returns them. Rules let no host be reached: allowOut and denyOut do. They count as part of the 4 KiB.
+type NetworkRules map[string][]NetworkRule
+
+// NetworkTransform defines model for NetworkTransform.
+type NetworkTransform struct {
+	// Headers Values by the name of the header. A header of the request with the same name is replaced.
+	Headers map[string]string `json:"headers,omitempty"`
+}
+
 // NewClaims The options apply to each sandbox. metadata, user, network.maskRequestHost, network.httpsPorts, network.allowOut,
-// network.denyOut and the Idempotency-Key have at most 128 KiB, count times.
+// network.denyOut, network.rules and the Idempotency-Key have at most 128 KiB, count times.
 type NewClaims struct {
 	// Access That of the pool, or a stricter one (public, token, team, in that order). The pool's if it is absent.
 	Access *Access `json:"access,omitempty"`
@@ -1325,8 +1376,8 @@ type NewSandbox struct {
 // NewSandboxNetwork defines model for NewSandboxNetwork.
 type NewSandboxNetwork struct {
 	// AllowOut What the sandbox may reach although denyOut has it, within what its pool lets it reach: host names, "*.example.com" for
-	// the names below one, IP addresses and CIDRs. A name needs 0.0.0.0/0 in denyOut. allowOut and denyOut have 4 KiB
-	// together, and need a pool whose spec.egress.mode is Gateway.
+	// the names below one, IP addresses and CIDRs. A name needs 0.0.0.0/0 in denyOut. allowOut, denyOut and rules have
+	// 4 KiB together, and need a pool whose spec.egress.mode is Gateway.
 	AllowOut []string `json:"allowOut,omitempty"`
 
 	// AllowPublicTraffic false asks for the access token, or a stricter one if the pool has it; true for the access public.
@@ -1342,8 +1393,12 @@ type NewSandboxNetwork struct {
 
 	// MaskRequestHost The Host header that the pod sees, such as localhost:${PORT}; ${PORT} stands for the port
 	// of the request. X-Forwarded-Host has the host of the request.
-	MaskRequestHost *string     `json:"maskRequestHost,omitempty"`
-	Rules           interface{} `json:"rules,omitempty"`
+	MaskRequestHost *string `json:"maskRequestHost,omitempty"`
+
+	// Rules Headers that the egress gateway sets on plain requests to a host, by the full name of the host, with a port if that is not
+	// 443. A program in the sandbox asks http://<host>/ or http://<host>:<port>/, and the gateway speaks TLS to the host. The values never enter the sandbox, and no call
+	// returns them. Rules let no host be reached: allowOut and denyOut do. They count as part of the 4 KiB.
+	Rules *NetworkRules `json:"rules,omitempty"`
 }
 
 // NewWebhook defines model for NewWebhook.
@@ -1693,6 +1748,11 @@ type SandboxState string
 
 // SandboxDiagnostics defines model for SandboxDiagnostics.
 type SandboxDiagnostics struct {
+	// Egress What a sandbox with a pod may reach and has reached through egress gateways. Absent for other sandboxes. The numbers are
+	// sums over the gateways, and lower bounds: a gateway counts since it knows the pod, and anew after a restart and after a
+	// sleep.
+	Egress *SandboxEgress `json:"egress,omitempty"`
+
 	// LogLines Of a sandbox that ended by itself or failed, if its pool has spec.records.logLines: the last lines of the log of the container whose end is the reason, or else of the first one. At most 8 KiB.
 	LogLines []string        `json:"logLines,omitempty"`
 	Pod      *PodDiagnostics `json:"pod,omitempty"`
@@ -1706,6 +1766,40 @@ type SandboxDiagnostics struct {
 
 	// WarningsProblem Why these events are not known.
 	WarningsProblem string `json:"warningsProblem,omitempty"`
+}
+
+// SandboxEgress What a sandbox with a pod may reach and has reached through egress gateways. Absent for other sandboxes. The numbers are
+// sums over the gateways, and lower bounds: a gateway counts since it knows the pod, and anew after a restart and after a
+// sleep.
+type SandboxEgress struct {
+	// Admitted How many requests and tunnels were let through.
+	Admitted int64 `json:"admitted"`
+
+	// Claim What a pool or a claim lets a sandbox reach. An entry of allow holds although deny has it. Absent if it is not known.
+	Claim *EgressRules `json:"claim,omitempty"`
+
+	// Destinations The latest ones, the latest first: at most 32 that were let through, and 32 that were refused.
+	Destinations []EgressDestination `json:"destinations"`
+
+	// Gateways How many gateways were connected and were asked.
+	Gateways int `json:"gateways"`
+
+	// GatewaysSilent How many of them have not answered within a second. What they know is missing.
+	GatewaysSilent int `json:"gatewaysSilent"`
+
+	// Open How many are in progress.
+	Open int64 `json:"open"`
+
+	// Pool What a pool or a claim lets a sandbox reach. An entry of allow holds although deny has it. Absent if it is not known.
+	Pool *EgressRules `json:"pool,omitempty"`
+
+	// Ports The ports that its pool lets it reach; empty for 80 and 443.
+	Ports         []int `json:"ports"`
+	ReceivedBytes int64 `json:"receivedBytes"`
+	Refused       int64 `json:"refused"`
+
+	// SentBytes What has left the sandbox, with headers and TLS. It lags by up to 10 s.
+	SentBytes int64 `json:"sentBytes"`
 }
 
 // SandboxEvent defines model for SandboxEvent.
@@ -1812,16 +1906,19 @@ type SandboxNetwork struct {
 	AllowPublicTraffic bool     `json:"allowPublicTraffic"`
 
 	// DenyOut What it may not reach unless allowOut has it.
-	DenyOut         []string `json:"denyOut,omitempty"`
-	HTTPSPorts      []int    `json:"httpsPorts,omitempty"`
-	MaskRequestHost string   `json:"maskRequestHost,omitempty"`
+	DenyOut []string `json:"denyOut,omitempty"`
+
+	// Headers The headers that the egress gateway sets.
+	Headers         []EgressHeader `json:"headers,omitempty"`
+	HTTPSPorts      []int          `json:"httpsPorts,omitempty"`
+	MaskRequestHost string         `json:"maskRequestHost,omitempty"`
 }
 
 // SandboxNetworkUpdate defines model for SandboxNetworkUpdate.
 type SandboxNetworkUpdate struct {
 	// AllowOut What the sandbox may reach although denyOut has it, within what its pool lets it reach: host names, "*.example.com" for
-	// the names below one, IP addresses and CIDRs. A name needs 0.0.0.0/0 in denyOut. allowOut and denyOut have 4 KiB
-	// together, and need a pool whose spec.egress.mode is Gateway.
+	// the names below one, IP addresses and CIDRs. A name needs 0.0.0.0/0 in denyOut. allowOut, denyOut and rules have
+	// 4 KiB together, and need a pool whose spec.egress.mode is Gateway.
 	AllowOut []string `json:"allowOut,omitempty"`
 
 	// AllowInternetAccess false is the same as 0.0.0.0/0 in denyOut, true as nothing. false needs a pool whose spec.egress.mode is Gateway.
@@ -1831,7 +1928,11 @@ type SandboxNetworkUpdate struct {
 	DenyOut     []string    `json:"denyOut,omitempty"`
 	DNSServers  []string    `json:"dnsServers,omitempty"`
 	EgressProxy interface{} `json:"egressProxy,omitempty"`
-	Rules       interface{} `json:"rules,omitempty"`
+
+	// Rules Headers that the egress gateway sets on plain requests to a host, by the full name of the host, with a port if that is not
+	// 443. A program in the sandbox asks http://<host>/ or http://<host>:<port>/, and the gateway speaks TLS to the host. The values never enter the sandbox, and no call
+	// returns them. Rules let no host be reached: allowOut and denyOut do. They count as part of the 4 KiB.
+	Rules *NetworkRules `json:"rules,omitempty"`
 }
 
 // SandboxRecord defines model for SandboxRecord.
@@ -1909,6 +2010,9 @@ type Session struct {
 	// Address The IP address of its latest join.
 	Address   *string `json:"address,omitempty"`
 	Connected bool    `json:"connected"`
+
+	// Egress It is that of an egress gateway, which decides what leaves sandboxes.
+	Egress bool `json:"egress"`
 
 	// ExpiresInSeconds The time until it expires without a further ping.
 	ExpiresInSeconds float64 `json:"expiresInSeconds"`
@@ -3092,7 +3196,7 @@ type ClientInterface interface {
 	// Corresponds with GET /v1/sandboxes/{sandboxID} (the `ExplainSandbox` operationId).
 	ExplainSandbox(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// DiagnoseSandbox Show the record of a sandbox, and its pod with containers, Warning events and node.
+	// DiagnoseSandbox Show the record of a sandbox, its pod with containers, Warning events and node, and what has left it.
 	//
 	// It also has released and ended sandboxes, as long as they are remembered.
 	//
@@ -4267,7 +4371,7 @@ func (c *Client) ExplainSandbox(ctx context.Context, sandboxID SandboxID, reqEdi
 	return c.Client.Do(req)
 }
 
-// DiagnoseSandbox Show the record of a sandbox, and its pod with containers, Warning events and node.
+// DiagnoseSandbox Show the record of a sandbox, its pod with containers, Warning events and node, and what has left it.
 //
 // It also has released and ended sandboxes, as long as they are remembered.
 //
@@ -8280,7 +8384,7 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /v1/sandboxes/{sandboxID} (the `ExplainSandbox` operationId).
 	ExplainSandboxWithResponse(ctx context.Context, sandboxID SandboxID, reqEditors ...RequestEditorFn) (*ExplainSandboxResponse, error)
 
-	// DiagnoseSandboxWithResponse Show the record of a sandbox, and its pod with containers, Warning events and node.
+	// DiagnoseSandboxWithResponse Show the record of a sandbox, its pod with containers, Warning events and node, and what has left it.
 	//
 	// It also has released and ended sandboxes, as long as they are remembered.
 	//
@@ -12071,7 +12175,7 @@ func (c *ClientWithResponses) ExplainSandboxWithResponse(ctx context.Context, sa
 	return ParseExplainSandboxResponse(rsp)
 }
 
-// DiagnoseSandboxWithResponse Show the record of a sandbox, and its pod with containers, Warning events and node.
+// DiagnoseSandboxWithResponse Show the record of a sandbox, its pod with containers, Warning events and node, and what has left it.
 //
 // It also has released and ended sandboxes, as long as they are remembered.
 //

@@ -151,8 +151,8 @@ func TestOnlyWhatChangesBehaviourIsRefused(t *testing.T) {
 		require.NoError(t, create.Body.Check([]byte(`{"templateID":"a",`+fields+`}`)), fields)
 	}
 	for fields, field := range map[string]string{
-		`"volumeMounts":[{"name":"a"}]`:    "volumeMounts",
-		`"network":{"rules":{"a.b":[{}]}}`: "network.rules",
+		`"volumeMounts":[{"name":"a"}]`:  "volumeMounts",
+		`"network":{"dnsServers":["a"]}`: "network.dnsServers",
 	} {
 		var problem *Problem
 		require.ErrorAs(t, create.Body.Check([]byte(`{"templateID":"a",`+fields+`}`)), &problem, fields)

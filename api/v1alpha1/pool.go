@@ -466,6 +466,44 @@ type PoolEgress struct {
 	// +listType=set
 	// +optional
 	Ports []int32 `json:"ports,omitempty"`
+	// Credentials are headers that the gateway sets on requests to a host. Their values never enter the pod. A credential
+	// lets no host be reached.
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=atomic
+	// +optional
+	Credentials []EgressCredential `json:"credentials,omitempty"`
+}
+
+// EgressCredential is a header that the egress gateway sets on requests to one host. A program in the sandbox asks
+// http://<host>/ or http://<host>:<port>/, and the gateway speaks TLS to that host. The header replaces one of the same name.
+type EgressCredential struct {
+	// Host is the full name of the host, without a wildcard. Its certificate must be valid for it.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	Host string `json:"host"`
+	// Port is that of the host.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	// +kubebuilder:default=443
+	// +optional
+	Port int32 `json:"port,omitempty"`
+	// Header is its name, such as Authorization.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	Header string `json:"header"`
+	// Secret has the whole value of the header. It is a Secret of type berth.sh/egress-credential in the namespace of the
+	// API keys. A request is refused while it is not there.
+	Secret EgressSecretKey `json:"secret"`
+}
+
+// EgressSecretKey is a key of a Secret.
+type EgressSecretKey struct {
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Key string `json:"key"`
 }
 
 // EgressMode says what decides what may leave the pods of a pool.

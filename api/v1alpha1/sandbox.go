@@ -18,7 +18,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:validation:XValidation:rule="self.spec.podUID == oldSelf.spec.podUID || self.?status.?incarnation.orValue(0) > oldSelf.?status.?incarnation.orValue(0)",message="spec.podUID: only a sandbox that was stopped moves to another pod, with a higher status.incarnation"
 // +kubebuilder:validation:XValidation:rule="self.spec.podIP == oldSelf.spec.podIP || !isIP(oldSelf.spec.podIP) || self.?status.?incarnation.orValue(0) > oldSelf.?status.?incarnation.orValue(0)",message="spec.podIP: only a sandbox that was stopped moves to another address, with a higher status.incarnation"
 // +kubebuilder:validation:XValidation:rule="self.?status.?incarnation.orValue(0) >= oldSelf.?status.?incarnation.orValue(0)",message="status.incarnation: never goes back"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.revision) || !has(self.status) || !has(self.status.revision) || self.status.revision != oldSelf.status.revision || has(self.spec.networkAllow) == has(oldSelf.spec.networkAllow) && has(self.spec.networkDeny) == has(oldSelf.spec.networkDeny) && (!has(self.spec.networkAllow) || self.spec.networkAllow == oldSelf.spec.networkAllow) && (!has(self.spec.networkDeny) || self.spec.networkDeny == oldSelf.spec.networkDeny)",message="spec.networkAllow, spec.networkDeny: an allocator writes them, with a new status.revision; change them with PUT /sandboxes/{id}/network"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.revision) || !has(self.status) || !has(self.status.revision) || self.status.revision != oldSelf.status.revision || has(self.spec.networkAllow) == has(oldSelf.spec.networkAllow) && has(self.spec.networkDeny) == has(oldSelf.spec.networkDeny) && has(self.spec.networkHeaders) == has(oldSelf.spec.networkHeaders) && (!has(self.spec.networkHeaders) || self.spec.networkHeaders == oldSelf.spec.networkHeaders) && (!has(self.spec.networkAllow) || self.spec.networkAllow == oldSelf.spec.networkAllow) && (!has(self.spec.networkDeny) || self.spec.networkDeny == oldSelf.spec.networkDeny)",message="spec.networkAllow, spec.networkDeny, spec.networkHeaders: an allocator writes them, with a new status.revision; change them with PUT /sandboxes/{id}/network"
 // +kubebuilder:resource:path=sandboxes,singular=sandbox,shortName=sb,categories=berth
 // +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.podName`
@@ -140,6 +140,10 @@ type SandboxSpec struct {
 	// +listType=atomic
 	// +optional
 	NetworkDeny []string `json:"networkDeny,omitempty"`
+	// networkHeaders are the headers that the egress gateway sets for it, sealed with a key that only the allocators have.
+	// +kubebuilder:validation:MaxLength=16384
+	// +optional
+	NetworkHeaders []byte `json:"networkHeaders,omitempty"`
 	// restarts is how often containers of the pod had started again before the
 	// claim.
 	// +kubebuilder:validation:Minimum=0

@@ -74,6 +74,8 @@ type installCommand struct {
 	Dir     string `arg:"" help:"Directory. It has to exist."`
 	Egress  string `env:"BERTH_EGRESS" help:"If it is not empty: first wait until the network lets the pod reach the egress gateway only, as package canary tries it."`
 	Gateway string `env:"BERTH_EGRESS_GATEWAY" help:"Addresses of the egress gateway, host:port, comma-separated."`
+	Node    string `env:"BERTH_NODE_IPS" help:"Addresses of the node, comma-separated. No name server may answer there."`
+	Public  string `env:"BERTH_EGRESS_PUBLIC" help:"Addresses outside the cluster that the network must not let the pod reach, ip:port, comma-separated."`
 }
 
 // anywhere is the value of --new-files that lets the agent make files in directories of root.
@@ -172,11 +174,12 @@ func (c *installCommand) closed(ctx context.Context, signals <-chan os.Signal) e
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	targets, err := canary.Targets(os.Getenv, resolvConf)
+	pod := canary.Pod{Getenv: os.Getenv, ResolvConf: resolvConf, Gateway: c.Gateway, Node: c.Node, Public: c.Public}
+	targets, err := pod.Targets()
 	if err != nil {
 		return err
 	}
-	return awaitClosed(ctx, signals, canary.Gateway(c.Gateway), targets, patience, terminationLog)
+	return awaitClosed(ctx, signals, pod.Reached(), targets, patience, terminationLog)
 }
 
 // awaitClosed writes to the file message what is wrong when patience is over.

@@ -50,17 +50,18 @@ func TestWrongFlagsAreAllNamedInOneError(t *testing.T) {
 	_, err := try(t, "--public-url=ftp://x", "--api-listen=0.0.0.0:8081", "--control-listen=:9090", "--control-advertise=$(POD_IP):9090",
 		"--pod-security=restricted", "--max-stale=0s", "--connect-window=1s", "--lease-duration=3s", "--shutdown-after=0s", "--log-level=loud",
 		"--traces-to=collector", "--trace-percent=101", "--asleep-cpu=1 core", "--snapshots-kept=1s", "--snapshots-per-team=0", "--snapshot-bytes-per-team=many", "--snapshots=file:///x",
-		"--egress-proxy=https://berth-egress:3128")
+		"--egress-proxy=https://berth-egress:3128", "--egress-public=192.0.2.1:443,example.com:443")
 	for _, wrong := range []string{
 		`--public-url "ftp://x"`, `--api-listen "0.0.0.0:8081"`, `--api-advertise: required`, `--control-listen ":9090"`, `--control-advertise "$(POD_IP):9090"`,
 		`--pod-security "restricted"`, "--max-stale 0s", "--connect-window 1s", "--lease-duration 3s", "--shutdown-after 0s", `--log-level "loud"`,
 		`--traces-to "collector": must be http://host:port`, "--trace-percent 101: must be 0 to 100", `--asleep-cpu "1 core": must be 0 to 1000 cores`,
 		"--snapshots-kept 1s: must be 0, for ever, or 1m to 87600h", "--snapshots-per-team 0: must be 1 to 10000", `--snapshot-bytes-per-team "many": must be a quantity`, "--snapshots: needs --access-key-file",
 		`--egress-proxy "https://berth-egress:3128": must be http://<host>:<port>`, "--egress-proxy: needs --access-key-file",
+		`--egress-public "example.com:443": must be ip:port`,
 	} {
 		require.ErrorContains(t, err, wrong)
 	}
-	require.Equal(t, 19, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
+	require.Equal(t, 20, strings.Count(err.Error(), "\n"), "each wrong flag has one line")
 }
 
 func TestListenersOutsideLoopbackNeedProtection(t *testing.T) {
@@ -127,6 +128,16 @@ func TestPublicURLIsOnlySchemeAndHost(t *testing.T) {
 	}
 }
 
+func TestPublicAddressesAreFewAndHavePorts(t *testing.T) {
+	for value, says := range map[string]string{
+		"1.1.1.1": "must be ip:port", "[::1]:0": "must be ip:port", "[fe80::1%eth0]:1": "must be ip:port",
+		strings.TrimSuffix(strings.Repeat("192.0.2.1:443,", 9), ","): "has 9 addresses: at most 8",
+	} {
+		_, err := try(t, "--public-url=http://a", "--egress-public="+value)
+		require.ErrorContains(t, err, says, value)
+	}
+}
+
 func TestPodSecurityDefaultsToBaseline(t *testing.T) {
 	var f flags
 	_, err := cli.Parse(&f, "allocator", "", "BERTH_ALLOCATOR", []string{"--public-url=http://a"}, io.Discard, io.Discard)
@@ -140,6 +151,9 @@ func TestConnectWindowDefaultsToEnvoys(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, envoy.ConnectWindow, f.ConnectWindow)
 	require.False(t, f.ReapDryRun)
+	require.Equal(t, []string{"1.1.1.1:443", "[2606:4700:4700::1111]:443"}, f.EgressPublic)
+	_, err = f.check()
+	require.NoError(t, err)
 }
 
 func TestEveryFlagHasAnEnvironmentVariable(t *testing.T) {
@@ -147,7 +161,7 @@ func TestEveryFlagHasAnEnvironmentVariable(t *testing.T) {
 		"PUBLIC_URL": "http://a", "NAMESPACE": "n", "KUBECONFIG": "/k", "API_LISTEN": "127.0.0.1:1", "API_ADVERTISE": "b:5", "API_KEYS_NAMESPACE": "keys", "API_TLS_CERT": "/cert", "API_TLS_KEY": "/key", "ACCESS_KEY_FILE": "/access/key",
 		"CONTROL_LISTEN": "127.0.0.1:2", "CONTROL_ADVERTISE": "a:3", "CONTROL_TLS_DIR": "/tls", "POD_SECURITY": "privileged", "ADMIN_LISTEN": "127.0.0.1:4", "KUBE_QPS": "5", "KUBE_BURST": "6", "MAX_STALE": "7m", "CONNECT_WINDOW": "8s", "REAP_DRY_RUN": "true",
 		"LEASE_DURATION": "30s", "LEASE_RENEW": "20s", "LEASE_RETRY": "1s", "SHUTDOWN_AFTER": "9s", "CLAIM_WAIT": "3s", "CLAIM_QUEUE": "11", "TEAM_LIMITS": "/limits", "JOURNAL_BYTES_PER_SECOND": "70000", "KEY_CALLS_PER_SECOND": "2.5", "LOG_LEVEL": "debug", "WALL_CLOCK_OFFSET": "-10m",
-		"TRACES_TO": "http://collector:4317", "TRACE_PERCENT": "12.5", "ASLEEP_CPU": "50m", "EGRESS_PROXY": "http://berth-egress:3128", "EGRESS_UNCHECKED": "true",
+		"TRACES_TO": "http://collector:4317", "TRACE_PERCENT": "12.5", "ASLEEP_CPU": "50m", "EGRESS_PROXY": "http://berth-egress:3128", "EGRESS_UNCHECKED": "true", "EGRESS_PUBLIC": "192.0.2.1:80,[2001:db8::1]:443",
 		"SNAPSHOTS": "file:///snapshots", "SNAPSHOTS_KEPT": "1h", "SNAPSHOTS_PER_TEAM": "12", "SNAPSHOT_BYTES_PER_TEAM": "1Gi",
 	} {
 		t.Setenv("BERTH_ALLOCATOR_"+name, value)
@@ -160,7 +174,7 @@ func TestEveryFlagHasAnEnvironmentVariable(t *testing.T) {
 		ControlListen: "127.0.0.1:2", ControlAdvertise: "a:3", ControlTLSDir: "/tls", PodSecurity: "privileged",
 		AdminListen: "127.0.0.1:4", KubeQPS: 5, KubeBurst: 6, MaxStale: 7 * time.Minute, ConnectWindow: 8 * time.Second, ReapDryRun: true,
 		LeaseDuration: 30 * time.Second, LeaseRenew: 20 * time.Second, LeaseRetry: time.Second, ShutdownAfter: 9 * time.Second, LogLevel: "debug", ClaimWait: 3 * time.Second, ClaimQueue: 11, TeamLimits: "/limits", JournalBytes: 70000, KeyCalls: 2.5, WallClockOffset: -10 * time.Minute,
-		TracesTo: "http://collector:4317", TracePercent: 12.5, AsleepCPU: "50m", EgressProxy: "http://berth-egress:3128", EgressUnchecked: true, SnapshotStore: "file:///snapshots", SnapshotsKept: time.Hour, SnapshotsPerTeam: 12, SnapshotBytes: "1Gi",
+		TracesTo: "http://collector:4317", TracePercent: 12.5, AsleepCPU: "50m", EgressProxy: "http://berth-egress:3128", EgressUnchecked: true, EgressPublic: []string{"192.0.2.1:80", "[2001:db8::1]:443"}, SnapshotStore: "file:///snapshots", SnapshotsKept: time.Hour, SnapshotsPerTeam: 12, SnapshotBytes: "1Gi",
 	}, f)
 	_, err = f.check()
 	require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,7 +20,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
+	grpccredentials "google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -29,6 +30,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/controlserver"
+	"github.com/berth-sandbox/berth/allocator/credentials"
 	"github.com/berth-sandbox/berth/allocator/kube"
 	"github.com/berth-sandbox/berth/allocator/pools"
 	apirest "github.com/berth-sandbox/berth/allocator/rest"
@@ -62,6 +64,7 @@ type flags struct {
 	AsleepCPU        string        `name:"asleep-cpu" default:"20m" placeholder:"CPU" help:"What the container of a sandbox requests of CPU while the sandbox is asleep, 0 to 1000 cores. Its wake takes longer on a busy node if this is less. 0, or more than its own request: the request stays."`
 	EgressProxy      string        `name:"egress-proxy" placeholder:"URL" help:"Address at which pods reach the egress gateway, http://<host>:<port>. This replica looks the host up, because the pods reach no DNS. Empty: pools with egress.mode Gateway are refused."`
 	EgressUnchecked  bool          `name:"egress-unchecked" help:"Pods of pools with egress.mode Gateway do not try whether the network closes every other way: only for development. A change replaces their idle pods."`
+	EgressPublic     []string      `name:"egress-public" default:"1.1.1.1:443,[2606:4700:4700::1111]:443" placeholder:"ADDRESS" help:"Public addresses, ip:port, comma-separated, at most 8, at which something accepts TCP connections. A pod of a pool with egress.mode Gateway tries each when it starts, and must reach none. Where the network lets no pod reach them they show nothing. Empty: none. A change applies to new pods."`
 	SnapshotStore    string        `name:"snapshots" placeholder:"URL" help:"Object store for snapshots of sandboxes and for the files of stopped ones (docs/snapshots.md, docs/sleep.md): s3://BUCKET?region=REGION, gs://BUCKET, azblob://CONTAINER, or file:///DIRECTORY for development. Empty: snapshots and stops are refused. A change loses the snapshots in the other store, and sandboxes whose files are there stay stopped."`
 	SnapshotsKept    time.Duration `name:"snapshots-kept" default:"720h" help:"How long a snapshot is kept, 1m to 87600h. 0: until it is deleted. A change applies to later snapshots."`
 	SnapshotsPerTeam int           `name:"snapshots-per-team" default:"100" placeholder:"SNAPSHOTS" help:"How many snapshots a team may have, 1 to 10,000."`
@@ -105,6 +108,9 @@ type flags struct {
 // maxSnapshotsKept is ten years.
 const maxSnapshotsKept = 10 * 8760 * time.Hour
 
+// maxEgressPublic bounds the addresses that each pod behind the egress gateway tries.
+const maxEgressPublic = 8
+
 var maxAsleepCPU = resource.MustParse("1000")
 
 func main() { cli.MainOfService(run) }
@@ -144,8 +150,9 @@ type service struct {
 	log             *zap.Logger
 	allocator       *allocator.Allocator
 	metrics         *metric.Registry
-	tracer          *tracing.Tracer // nil: off
-	keys            *access.Keys    // nil: the API needs no key
+	tracer          *tracing.Tracer     // nil: off
+	keys            *access.Keys        // nil: the API needs no key
+	credentials     *credentials.Values // nil: there is no egress gateway, or no namespace for them
 	api, admin      *cli.HTTPServer
 	console         *cli.HTTPServer // nil: there is none
 	pages           *console.Console
@@ -218,7 +225,7 @@ func (s *service) wire(public *url.URL) (stop func(), err error) {
 	}
 	s.metrics = metric.NewRegistry(metric.Allocator)
 	if s.allocator, err = allocator.New(allocator.Options{
-		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage, AsleepCPU: s.asleepCPU, EgressProxy: s.EgressProxy, EgressUnchecked: s.EgressUnchecked, Snapshots: snapshotStore, SnapshotsKept: s.SnapshotsKept,
+		Clients: clients, Namespace: s.Namespace, Name: host, ControlAddress: s.ControlAdvertise, APIAddress: s.APIAdvertise, Keys: callers.keys, DialLeader: callers.dialLeader, AccessKey: accessKey, AgentImage: s.AgentImage, AsleepCPU: s.asleepCPU, EgressProxy: s.EgressProxy, Credentials: callers.credentials, EgressUnchecked: s.EgressUnchecked, EgressPublic: s.EgressPublic, Snapshots: snapshotStore, SnapshotsKept: s.SnapshotsKept,
 		LeaseDuration: s.LeaseDuration, RenewDeadline: s.LeaseRenew, RetryPeriod: s.LeaseRetry,
 		ClaimWait: s.ClaimWait, MaxWaiting: s.ClaimQueue, TeamLimits: s.TeamLimits, KeyRate: rate.PerSecond(s.KeyCalls), JournalBytesPerSecond: s.JournalBytes,
 		Webhooks: s.webhooks(), ReapDryRun: s.ReapDryRun, MaxStale: s.MaxStale, ConnectWindow: s.ConnectWindow, Policy: policy,
@@ -252,7 +259,7 @@ func (s *service) newConsole(accessKey *sandboxaccess.Key) (*console.Console, er
 	return console.New(o)
 }
 
-func newControlServer(security credentials.TransportCredentials) *grpc.Server {
+func newControlServer(security grpccredentials.TransportCredentials) *grpc.Server {
 	return grpc.NewServer(
 		grpc.Creds(security),
 		// A router that hangs must not hold a stream for ever.
@@ -265,9 +272,10 @@ func newControlServer(security credentials.TransportCredentials) *grpc.Server {
 
 // apiAccess is who may call the HTTP API, and how replicas reach each other's.
 type apiAccess struct {
-	keys       allocator.Keys // nil: no key is needed
-	dialLeader func(ctx context.Context, network, address string) (net.Conn, error)
-	stop       func()
+	keys        allocator.Keys            // nil: no key is needed
+	credentials controlserver.Credentials // nil: pools can have none
+	dialLeader  func(ctx context.Context, network, address string) (net.Conn, error)
+	stop        func()
 }
 
 // access makes the keys and, if it is asked for, has the bound API speak TLS.
@@ -280,6 +288,14 @@ func (s *service) access(clients *kube.Clients) (a apiAccess, err error) {
 			return a, err
 		}
 		a.keys = s.keys
+	}
+	if s.APIKeysNamespace != "" && s.EgressProxy != "" {
+		if s.credentials, err = credentials.NewValues(credentials.Options{
+			Client: clients.Kubernetes, Namespace: s.APIKeysNamespace, Log: s.log.Named("credentials"),
+		}); err != nil {
+			return a, err
+		}
+		a.credentials = s.credentials
 	}
 	if s.APITLSCert != "" {
 		t, err := controltls.NewAPI(s.APITLSCert, s.APITLSKey, s.ControlTLSDir)
@@ -349,6 +365,9 @@ func (s *service) serve(ctx context.Context) error {
 	if s.keys != nil {
 		all.Go(func() error { s.keys.Run(serving); return nil })
 	}
+	if s.credentials != nil {
+		all.Go(func() error { s.credentials.Run(serving); return nil })
+	}
 	all.Go(func() error {
 		<-failed.Done() // a signal, or the failure of another part
 		s.shutDown(serving, func() { stopRunning(); <-ran })
@@ -414,6 +433,11 @@ func await(stopping context.Context, limit time.Duration, wait func() error) err
 	}
 }
 
+func noAddrPort(s string) bool {
+	at, err := netip.ParseAddrPort(s)
+	return err != nil || at.Port() == 0 || at.Addr().Zone() != ""
+}
+
 // check returns the public URL, or one error that names all wrong flags.
 func (f *flags) check() (*url.URL, error) {
 	var errs []error
@@ -456,6 +480,11 @@ func (f *flags) check() (*url.URL, error) {
 		errs = append(errs, fmt.Errorf("--asleep-cpu %q: must be 0 to 1000 cores, such as 20m", f.AsleepCPU))
 	} else {
 		f.asleepCPU = cpu
+	}
+	if n := len(f.EgressPublic); n > maxEgressPublic {
+		errs = append(errs, fmt.Errorf("--egress-public: has %d addresses: at most %d", n, maxEgressPublic))
+	} else if bad := slices.IndexFunc(f.EgressPublic, noAddrPort); bad >= 0 {
+		errs = append(errs, fmt.Errorf("--egress-public %q: must be ip:port, such as 1.1.1.1:443 or [2606:4700:4700::1111]:443", f.EgressPublic[bad]))
 	}
 	if f.SnapshotsKept != 0 && (f.SnapshotsKept < time.Minute || f.SnapshotsKept > maxSnapshotsKept) {
 		errs = append(errs, fmt.Errorf("--snapshots-kept %v: must be 0, for ever, or 1m to %v", f.SnapshotsKept, maxSnapshotsKept))

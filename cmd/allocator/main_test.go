@@ -318,7 +318,7 @@ func TestControlServerAcceptsOnlyItsAuthoritysRouters(t *testing.T) {
 		return stream.Recv()
 	}
 	router := func(a *controltls.Authority) credentials.TransportCredentials {
-		c, stop, err := controltls.Client(tlsDir(t, a, controltls.RouterName))
+		c, stop, err := controltls.Client(tlsDir(t, a, controltls.RouterName), controltls.RouterName)
 		require.NoError(t, err)
 		t.Cleanup(stop)
 		return c

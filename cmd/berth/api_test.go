@@ -6,6 +6,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -194,7 +196,7 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			LogLines: []string{"reading data.csv", "\x1b[31m90 %\r"},
 		})
 	case rest == "diagnostics" && id == second:
-		answer(w, http.StatusOK, openapi.SandboxDiagnostics{Sandbox: recordOf(s.live[1]), Pod: new(brokenPod())})
+		answer(w, http.StatusOK, openapi.SandboxDiagnostics{Sandbox: recordOf(s.live[1]), Pod: new(brokenPod()), Egress: egressOf()})
 	case rest == "diagnostics":
 		answer(w, http.StatusOK, openapi.SandboxDiagnostics{Sandbox: recordOf(s.live[0]), PodProblem: "the pod does not exist any more"})
 	case rest == "route":
@@ -229,6 +231,18 @@ func (s *stub) answerLogs(w http.ResponseWriter, r *http.Request, id string) {
 		all = all[:min(limit, len(all))]
 	}
 	answer(w, http.StatusOK, openapi.SandboxLogsV2{Logs: all[max(0, len(all)-limit):]})
+}
+
+// egressOf has something of everything that a diagnosis shows.
+func egressOf() *openapi.SandboxEgress {
+	return &openapi.SandboxEgress{
+		Claim:    &openapi.EgressRules{Allow: []string{"api.example.com", "*.example.org"}, Deny: []string{"0.0.0.0/0"}},
+		Admitted: 12, Refused: 3, Open: 1, SentBytes: 5 << 20, ReceivedBytes: 100, Gateways: 2, GatewaysSilent: 1,
+		Destinations: []openapi.EgressDestination{
+			{Host: "api.example.com", Port: 443, Count: 12, LastAt: noon.Add(-time.Second)},
+			{Host: "2001:db8::1", Port: 443, Reason: "egress_refused", Count: 3, LastAt: noon.Add(-time.Minute)},
+		},
+	}
 }
 
 // brokenPod has something of everything that a diagnosis shows.
@@ -337,7 +351,7 @@ func poolOf(name string) openapi.Pool {
 func sessionsOf() openapi.Sessions {
 	return openapi.Sessions{Truncated: 1, Sessions: []openapi.ListedSession{
 		{SessionID: "router-a", Address: new("10.1.0.1"), Connected: true, LastHeardSeconds: new(0.2), ExpiresInSeconds: 909, Sent: new(int64(3)), Acknowledged: new(int64(2)), Fences: 1},
-		{SessionID: "router-b", ExpiresInSeconds: 889, Fences: 1},
+		{SessionID: "router-b", Egress: true, ExpiresInSeconds: 889, Fences: 1},
 	}}
 }
 
@@ -448,15 +462,38 @@ func TestUnprintableValuesAreEscapedInEveryFormat(t *testing.T) {
 	require.Equal(t, printable.Text(evil), all[0].User)
 }
 
+// rulesJSON are rules with a header.
+const rulesJSON = `{"api.example":[{"transform":{"headers":{"Authorization":"Bearer canary"}}}]}`
+
+func TestRulesThatAreNoJSONAreNotRepeated(t *testing.T) {
+	s, url := serve(t)
+	rules := filepath.Join(t.TempDir(), "rules.json")
+	require.NoError(t, os.WriteFile(rules, []byte(`{"api.example":"canary"}`), 0o600))
+	for _, command := range []string{"claim", "network"} {
+		_, err := berth(t, command, first, "--api-url="+url, "--rules="+rules)
+		require.Equal(t, cli.ExitUsage, cli.ExitCode(err))
+		require.ErrorContains(t, err, "--rules: ")
+		require.NotContains(t, err.Error(), "canary")
+	}
+	require.Empty(t, s.seen())
+	require.NoError(t, os.WriteFile(rules, []byte(rulesJSON), 0o600))
+	out, err := berth(t, "network", first, "--api-url="+url, "--rules="+rules, "--deny-out=0.0.0.0/0")
+	require.NoError(t, err)
+	require.Equal(t, first+" denied 0.0.0.0/0, allowed nothing, with headers for api.example\n", out)
+	require.JSONEq(t, `{"denyOut":["0.0.0.0/0"],"rules":`+rulesJSON+`}`, s.network)
+}
+
 func TestClaimAndBatchSendTheSameOptions(t *testing.T) {
 	s, url := serve(t)
+	rules := filepath.Join(t.TempDir(), "rules.json")
+	require.NoError(t, os.WriteFile(rules, []byte(rulesJSON), 0o600))
 	flags := []string{
 		"--api-url=" + url, "--timeout=1m", "--idle-timeout=30s", "--wait=0s", "-ma=b", "--user=ann", "--access=token",
 		"--mask-host=localhost:${PORT}", "--https-port=443", "--https-port=8443",
-		"--allow-out=*.example.com", "--allow-out=192.0.2.1", "--deny-out=0.0.0.0/0",
+		"--allow-out=*.example.com", "--allow-out=192.0.2.1", "--deny-out=0.0.0.0/0", "--rules=" + rules,
 	}
 	options := `"access":"token",%s"idleTimeout":30,"metadata":{"a":"b"},` +
-		`"network":{"allowOut":["*.example.com","192.0.2.1"],"denyOut":["0.0.0.0/0"],"httpsPorts":[443,8443],"maskRequestHost":"localhost:${PORT}"},%s"timeout":60,"user":"ann","waitTimeout":0}`
+		`"network":{"allowOut":["*.example.com","192.0.2.1"],"denyOut":["0.0.0.0/0"],"httpsPorts":[443,8443],"maskRequestHost":"localhost:${PORT}","rules":` + rulesJSON + `},%s"timeout":60,"user":"ann","waitTimeout":0}`
 	_, err := berth(t, append([]string{"claim", "python"}, flags...)...)
 	require.NoError(t, err)
 	require.JSONEq(t, "{"+fmt.Sprintf(options, "", `"templateID":"python",`), s.claimed)

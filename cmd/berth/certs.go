@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,14 +26,17 @@ type certsEnsureCommand struct {
 	CASecret        string        `name:"ca-secret" required:"" help:"Secret that keeps the certificate authority. No pod needs it."`
 	AllocatorSecret string        `required:"" help:"Secret for the allocators: tls.crt, tls.key, ca.crt."`
 	RouterSecret    string        `required:"" help:"Secret for the routers: tls.crt, tls.key, ca.crt."`
+	EgressSecret    string        `help:"Secret for the egress routers: tls.crt, tls.key, ca.crt. Empty: none is made."`
 	Kubeconfig      string        `help:"Kubeconfig file. Empty: the service account of the pod this runs in."`
 	Timeout         time.Duration `default:"1m" help:"How long all of it may take."`
 }
 
 // Run implements the command. It can be repeated, also concurrently: it changes no valid Secret.
 func (c *certsEnsureCommand) Run(ctx context.Context, o *output) error {
-	if c.CASecret == c.AllocatorSecret || c.CASecret == c.RouterSecret || c.AllocatorSecret == c.RouterSecret {
-		return errors.New("--ca-secret, --allocator-secret and --router-secret: must be three different Secrets")
+	secrets := []string{c.CASecret, c.AllocatorSecret, c.RouterSecret, c.EgressSecret}
+	slices.Sort(secrets)
+	if len(slices.Compact(secrets)) != 4 {
+		return errors.New("--ca-secret, --allocator-secret, --router-secret and --egress-secret: must be different Secrets")
 	}
 	config, err := kube.Config(c.Kubeconfig)
 	if err != nil {
@@ -45,7 +49,7 @@ func (c *certsEnsureCommand) Run(ctx context.Context, o *output) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	k := keeper{secrets: clients.CoreV1().Secrets(c.Namespace), o: o, now: time.Now()}
-	return k.all(ctx, c.CASecret, c.AllocatorSecret, c.RouterSecret)
+	return k.all(ctx, c.CASecret, c.AllocatorSecret, c.RouterSecret, c.EgressSecret)
 }
 
 // keeper keeps certificates in Secrets.
@@ -58,7 +62,8 @@ type keeper struct {
 // maxConflicts bounds how often another writer may be first.
 const maxConflicts = 10
 
-func (k keeper) all(ctx context.Context, ca, allocator, router string) error {
+// all keeps all of them. egress may be "".
+func (k keeper) all(ctx context.Context, ca, allocator, router, egress string) error {
 	a, err := k.authority(ctx, ca)
 	if err != nil {
 		return err
@@ -66,7 +71,10 @@ func (k keeper) all(ctx context.Context, ca, allocator, router string) error {
 	if err := k.certificate(ctx, a, allocator, controltls.AllocatorName); err != nil {
 		return err
 	}
-	return k.certificate(ctx, a, router, controltls.RouterName)
+	if err := k.certificate(ctx, a, router, controltls.RouterName); err != nil || egress == "" {
+		return err
+	}
+	return k.certificate(ctx, a, egress, controltls.EgressName)
 }
 
 func (k keeper) authority(ctx context.Context, secret string) (a *controltls.Authority, err error) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/credentials"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,27 +25,28 @@ type certs struct {
 	*testing.T
 	secrets    typedcorev1.SecretInterface
 	kubeconfig string
-	// ca, allocator and router are the names of the Secrets, three for each test.
-	ca, allocator, router string
+	// ca, allocator, router and egress are the names of the Secrets, four for each test.
+	ca, allocator, router, egress string
 }
 
 // in is the same for another test, with Secrets of its own.
 func (c *certs) in(t *testing.T, prefix string) *certs {
-	return &certs{T: t, secrets: c.secrets, kubeconfig: c.kubeconfig, ca: prefix + "-ca", allocator: prefix + "-allocator", router: prefix + "-router"}
+	return &certs{T: t, secrets: c.secrets, kubeconfig: c.kubeconfig, ca: prefix + "-ca", allocator: prefix + "-allocator", router: prefix + "-router",
+		egress: prefix + "-egress"}
 }
 
-func (c *certs) names() []string { return []string{c.ca, c.allocator, c.router} }
+func (c *certs) names() []string { return []string{c.ca, c.allocator, c.router, c.egress} }
 
 func (c *certs) ensure() (stdout string, err error) {
 	c.Helper()
 	return berth(c.T, "certs", "ensure", "--kubeconfig="+c.kubeconfig, "--namespace=default",
-		"--ca-secret="+c.ca, "--allocator-secret="+c.allocator, "--router-secret="+c.router)
+		"--ca-secret="+c.ca, "--allocator-secret="+c.allocator, "--router-secret="+c.router, "--egress-secret="+c.egress)
 }
 
 // ensureAt does the same at another time.
 func (c *certs) ensureAt(now time.Time) error {
 	k := keeper{secrets: c.secrets, o: &output{out: io.Discard}, now: now}
-	return k.all(c.Context(), c.ca, c.allocator, c.router)
+	return k.all(c.Context(), c.ca, c.allocator, c.router, c.egress)
 }
 
 func (c *certs) get(name string) *corev1.Secret {
@@ -54,7 +56,7 @@ func (c *certs) get(name string) *corev1.Secret {
 	return s
 }
 
-// versions are the resource versions of the three Secrets.
+// versions are the resource versions of the Secrets.
 func (c *certs) versions() (all []string) {
 	c.Helper()
 	for _, name := range c.names() {
@@ -84,13 +86,14 @@ func (c *certs) authority() *controltls.Authority {
 	return a
 }
 
-// good requires three Secrets that routers and allocators can use with each
+// good requires Secrets that routers and allocators can use with each
 // other.
 func (c *certs) good(now time.Time) {
 	c.Helper()
 	a := c.authority()
 	require.True(c, a.Fresh(now))
-	for secret, role := range map[string]string{c.allocator: controltls.AllocatorName, c.router: controltls.RouterName} {
+	for secret, role := range map[string]string{c.allocator: controltls.AllocatorName, c.router: controltls.RouterName,
+		c.egress: controltls.EgressName} {
 		s := c.get(secret)
 		require.Equal(c, corev1.SecretTypeTLS, s.Type)
 		require.True(c, a.Good(files(s), role, now), "%s is not good for a %s", secret, role)
@@ -100,8 +103,10 @@ func (c *certs) good(now time.Time) {
 			require.NoError(c, os.WriteFile(filepath.Join(dir, file), content, 0o600))
 		}
 		open := controltls.Server
-		if role == controltls.RouterName {
-			open = controltls.Client
+		if role != controltls.AllocatorName {
+			open = func(dir string) (credentials.TransportCredentials, func(), error) {
+				return controltls.Client(dir, role)
+			}
 		}
 		_, stop, err := open(dir)
 		require.NoError(c, err)
@@ -118,16 +123,16 @@ func TestCertsEnsure(t *testing.T) {
 	all := &certs{secrets: clients.CoreV1().Secrets("default"), kubeconfig: cluster.Kubeconfig()}
 
 	t.Run("API keys", func(t *testing.T) { testKeys(t, clients, cluster.Kubeconfig()) }) // shares the API server
-	t.Run("three Secrets are made, and once more changes nothing", func(t *testing.T) {
+	t.Run("the Secrets are made, and once more changes nothing", func(t *testing.T) {
 		c := all.in(t, "first")
 		stdout, err := c.ensure()
 		require.NoError(t, err)
-		require.Equal(t, "Secret first-ca is written\nSecret first-allocator is written\nSecret first-router is written\n", stdout)
+		require.Equal(t, "Secret first-ca is written\nSecret first-allocator is written\nSecret first-router is written\nSecret first-egress is written\n", stdout)
 		c.good(time.Now())
 		before := c.versions()
 		stdout, err = c.ensure()
 		require.NoError(t, err)
-		require.Equal(t, "Secret first-ca is good\nSecret first-allocator is good\nSecret first-router is good\n", stdout)
+		require.Equal(t, "Secret first-ca is good\nSecret first-allocator is good\nSecret first-router is good\nSecret first-egress is good\n", stdout)
 		require.Equal(t, before, c.versions())
 	})
 
@@ -182,7 +187,7 @@ func TestCertsEnsure(t *testing.T) {
 				before := c.versions()
 				stdout, err := c.ensure()
 				require.NoError(t, err)
-				require.Equal(t, "Secret leaf-ca is good\nSecret leaf-allocator is written\nSecret leaf-router is good\n", stdout)
+				require.Equal(t, "Secret leaf-ca is good\nSecret leaf-allocator is written\nSecret leaf-router is good\nSecret leaf-egress is good\n", stdout)
 				c.good(time.Now())
 				after := c.versions()
 				require.Equal(t, before[0], after[0])
@@ -210,7 +215,7 @@ func TestCertsEnsure(t *testing.T) {
 	})
 
 	t.Run("a Secret that another program made is refused and untouched", func(t *testing.T) {
-		for i, prefix := range []string{"foreign-1", "foreign-2", "foreign-3"} {
+		for i, prefix := range []string{"foreign-1", "foreign-2", "foreign-3", "foreign-4"} {
 			c := all.in(t, prefix)
 			name := c.names()[i]
 			for _, labels := range []map[string]string{nil, {"app.kubernetes.io/managed-by": "Helm"}} {
@@ -250,7 +255,7 @@ func TestCertsEnsure(t *testing.T) {
 		c.good(time.Now())
 	})
 
-	t.Run("it needs no right but to create Secrets, and to read and write its own three", func(t *testing.T) {
+	t.Run("it needs no right but to create Secrets, and to read and write its own", func(t *testing.T) {
 		c := all.in(t, "rights")
 		_, err := clients.RbacV1().Roles("default").Create(t.Context(), &rbacv1.Role{
 			ObjectMeta: metav1.ObjectMeta{Name: "certs"},
@@ -306,9 +311,12 @@ func TestCertsEnsureWantsThreeSecretsAndACluster(t *testing.T) {
 		require.ErrorContains(t, err, flag)
 	}
 	// One of them would overwrite another, and pods would mount the authority.
-	for _, names := range [][3]string{{"a", "a", "b"}, {"a", "b", "a"}, {"a", "b", "b"}} {
-		_, err = berth(t, "certs", "ensure", "--namespace=n", "--ca-secret="+names[0], "--allocator-secret="+names[1], "--router-secret="+names[2])
-		require.ErrorContains(t, err, "three different Secrets")
+	for _, names := range [][4]string{
+		{"a", "a", "b", ""}, {"a", "b", "a", ""}, {"a", "b", "b", ""}, {"a", "b", "c", "a"}, {"a", "b", "c", "b"}, {"a", "b", "c", "c"},
+	} {
+		_, err = berth(t, "certs", "ensure", "--namespace=n", "--ca-secret="+names[0], "--allocator-secret="+names[1],
+			"--router-secret="+names[2], "--egress-secret="+names[3])
+		require.ErrorContains(t, err, "different Secrets")
 	}
 	enough := []string{"certs", "ensure", "--namespace=n", "--ca-secret=a", "--allocator-secret=b", "--router-secret=c"}
 	_, err = berth(t, enough...)

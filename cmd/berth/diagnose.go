@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
+	"strconv"
 	"strings"
 	"time"
 
@@ -100,6 +102,7 @@ func (d *diagnosis) print(o *output) error {
 		r.pod(o, d.Diagnostics.Pod)
 	}
 	if d.Diagnostics != nil {
+		r.egress(o, d.Diagnostics.Egress)
 		for _, l := range d.Diagnostics.LogLines {
 			r.line("Last log", "%s", l)
 		}
@@ -220,6 +223,47 @@ func (r *report) pod(o *output, p *openapi.PodDiagnostics) {
 		r.line("Node", "%s%s", p.Node, prefixed("; ", p.NodeProblem))
 	}
 	r.warnings(o, p.Warnings, p.WarningsProblem)
+}
+
+// egress adds what a sandbox may reach through egress gateways, and what it has reached. nil: it uses none.
+func (r *report) egress(o *output, e *openapi.SandboxEgress) {
+	if e == nil {
+		return
+	}
+	r.line("Egress", "%d let through, %d refused, %d open; at least %s sent, %s received", e.Admitted, e.Refused, e.Open,
+		size(e.SentBytes), size(e.ReceivedBytes))
+	if e.GatewaysSilent > 0 || e.Gateways == 0 {
+		r.line("", "%d of %d connected gateways did not answer", e.GatewaysSilent, e.Gateways)
+	}
+	r.line("May reach", "by its pool %s; by its claim %s; ports %s", rulesText(e.Pool), rulesText(e.Claim), portsText(e.Ports))
+	for _, d := range e.Destinations {
+		name, refusal := "Reached", ""
+		if d.Reason != "" {
+			name, refusal = "Refused", ": "+d.Reason
+		}
+		r.line(name, "%s%s (%d times, last %s ago)", net.JoinHostPort(d.Host, strconv.Itoa(d.Port)), refusal, d.Count,
+			span(o.now().Sub(d.LastAt)))
+	}
+}
+
+// rulesText is what rules say in one line.
+func rulesText(r *openapi.EgressRules) string {
+	switch {
+	case r == nil:
+		return "unknown"
+	case len(r.Deny) == 0:
+		return "everything"
+	case len(r.Allow) == 0:
+		return "all but " + strings.Join(r.Deny, " ")
+	}
+	return strings.Join(r.Allow, " ") + ", and all but " + strings.Join(r.Deny, " ")
+}
+
+func portsText(ports []int) string {
+	if len(ports) == 0 {
+		return "80 443"
+	}
+	return strings.Trim(fmt.Sprint(ports), "[]")
 }
 
 func (r *report) warnings(o *output, all []openapi.PodWarning, problem string) {

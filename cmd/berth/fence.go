@@ -103,6 +103,12 @@ var sessions = view[openapi.ListedSession]{
 	columns: []column[openapi.ListedSession]{
 		{name: "SESSION", text: func(s openapi.ListedSession) string { return s.SessionID }},
 		{name: "ADDRESS", text: func(s openapi.ListedSession) string { return deref(s.Address) }},
+		{name: "KIND", text: func(s openapi.ListedSession) string {
+			if s.Egress {
+				return "egress"
+			}
+			return "ingress"
+		}},
 		{name: "CONNECTED", colour: true, text: func(s openapi.ListedSession) string {
 			if s.Connected {
 				return "yes"

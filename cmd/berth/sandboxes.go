@@ -92,9 +92,13 @@ func (c *claimCommand) Run(ctx context.Context, o *output) error {
 	if c.Access != nil {
 		claim.Access = new(openapi.Access(*c.Access))
 	}
-	if c.MaskHost != "" || len(c.HTTPSPort) > 0 || len(c.AllowOut) > 0 || len(c.DenyOut) > 0 {
+	headers, err := c.headers()
+	if err != nil {
+		return err
+	}
+	if c.MaskHost != "" || len(c.HTTPSPort) > 0 || len(c.AllowOut) > 0 || len(c.DenyOut) > 0 || headers != nil {
 		claim.Network = &openapi.NewSandboxNetwork{
-			MaskRequestHost: nonEmpty(c.MaskHost), HTTPSPorts: c.HTTPSPort, AllowOut: c.AllowOut, DenyOut: c.DenyOut,
+			MaskRequestHost: nonEmpty(c.MaskHost), HTTPSPorts: c.HTTPSPort, AllowOut: c.AllowOut, DenyOut: c.DenyOut, Rules: headers,
 		}
 	}
 	switch {
@@ -460,6 +464,20 @@ func (c *timeoutCommand) Run(ctx context.Context, o *output) error {
 type networkFlags struct {
 	AllowOut []string `placeholder:"HOST" help:"What it may reach although --deny-out has it: host name, '*.example.com', IP address or CIDR. A name needs '--deny-out 0.0.0.0/0'. Can be repeated."`
 	DenyOut  []string `placeholder:"CIDR" help:"What it may not reach unless --allow-out has it: IP address, CIDR, or 0.0.0.0/0 for everything. Can be repeated."`
+	Rules    []byte   `type:"filecontent" placeholder:"FILE" help:"File with headers that the egress gateway sets, as JSON like the field network.rules of a claim, - for standard input. The sandbox never sees the values."`
+}
+
+// headers reads Rules; nil: there are none. An error has no value.
+func (f *networkFlags) headers() (*openapi.NetworkRules, error) {
+	if len(f.Rules) == 0 {
+		return nil, nil
+	}
+	var rules openapi.NetworkRules
+	if err := json.Unmarshal(f.Rules, &rules); err != nil {
+		return nil, usage("--rules: it is not JSON of the form " +
+			`{"api.example.com":[{"transform":{"headers":{"Authorization":"Bearer ..."}}}]}`)
+	}
+	return &rules, nil
 }
 
 type networkCommand struct {
@@ -478,13 +496,20 @@ func (c *networkCommand) Run(ctx context.Context, o *output) error {
 		return err
 	}
 	t.wait += networkWait
-	rules := openapi.SandboxNetworkUpdate{AllowOut: c.AllowOut, DenyOut: c.DenyOut}
+	headers, err := c.headers()
+	if err != nil {
+		return err
+	}
+	rules := openapi.SandboxNetworkUpdate{AllowOut: c.AllowOut, DenyOut: c.DenyOut, Rules: headers}
 	if err := do(ctx, t, func(ctx context.Context) error { return t.api.SetNetwork(ctx, c.ID, rules) }); err != nil {
 		return err
 	}
 	text := "may reach whatever its pool lets it reach"
 	if len(c.AllowOut) > 0 || len(c.DenyOut) > 0 {
 		text = fmt.Sprintf("denied %s, allowed %s", listed(c.DenyOut), listed(c.AllowOut))
+	}
+	if headers != nil {
+		text += ", with headers for " + listed(slices.Sorted(maps.Keys(*headers)))
 	}
 	_, err = fmt.Fprintf(o.out, "%s %s\n", c.ID, text)
 	return err

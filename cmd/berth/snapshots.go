@@ -170,13 +170,16 @@ type forkCommand struct {
 	ID      string        `arg:"" name:"sandbox" complete:"sandbox" help:"ID of the sandbox whose files the new ones get."`
 	Count   int           `default:"1" placeholder:"SANDBOXES" help:"How many to claim, at most 1000: all, or none."`
 	Timeout time.Duration `help:"Time from now until the end of the new ones. The API's default is 5m."`
+	networkFlags
 }
 
 // Help implements kong.HelpProvider.
 func (*forkCommand) Help() string {
 	return "It makes a snapshot of the files of the sandbox, claims sandboxes of its pool from that, and deletes the " +
-		"snapshot. Memory and processes are not copied, and neither is what the sandbox was claimed with. The sandbox " +
-		"sleeps while its files are archived."
+		"snapshot. Memory and processes are not copied, and neither is what the sandbox was claimed with. The new ones may " +
+		"reach what the sandbox may reach now, unless --allow-out or --deny-out says otherwise. Headers with secrets are named " +
+		"again with --rules. The sandbox sleeps while " +
+		"its files are archived."
 }
 
 // Run implements the command.
@@ -190,6 +193,23 @@ func (c *forkCommand) Run(ctx context.Context, o *output) error {
 	t, err := c.target()
 	if err != nil {
 		return err
+	}
+	headers, err := c.headers()
+	if err != nil {
+		return err
+	}
+	if len(c.AllowOut)+len(c.DenyOut) == 0 { // the files of a sandbox with rules are not for one without
+		origin, err := call(ctx, t, func(ctx context.Context) (*openapi.Sandbox, error) { return t.api.Get(ctx, c.ID) })
+		if err != nil {
+			return err
+		}
+		if n := origin.Network; n != nil {
+			c.AllowOut, c.DenyOut = n.AllowOut, n.DenyOut
+		}
+		if n := origin.Network; n != nil && len(n.Headers) > 0 && headers == nil {
+			return usage("the gateway sets headers for the sandbox, and no call returns their values: name them again with "+
+				"--rules; the first is for %s", n.Headers[0].Host)
+		}
 	}
 	// The name is known before the answer, which may not come.
 	name := "fork-" + strings.ToLower(rand.Text())
@@ -220,6 +240,9 @@ func (c *forkCommand) Run(ctx context.Context, o *output) error {
 func (c *forkCommand) claim(ctx context.Context, o *output, t *target, snapshot string) (*openapi.Claims, error) {
 	defer notice(o, "waiting up to %v for warm pods, and up to %v for their files", forkWait, restoreWait)()
 	batch := openapi.NewClaims{Pool: snapshot, Count: c.Count, WaitTimeout: new(int64(forkWait / time.Second))}
+	if headers, _ := c.headers(); len(c.AllowOut)+len(c.DenyOut) > 0 || headers != nil { // Run has checked them
+		batch.Network = &openapi.NewSandboxNetwork{AllowOut: c.AllowOut, DenyOut: c.DenyOut, Rules: headers}
+	}
 	if c.Timeout > 0 {
 		batch.Timeout = new(int64(c.Timeout / time.Second))
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/cmd/internal/cli"
 )
 
@@ -34,11 +36,40 @@ func TestForkDeletesItsSnapshotWhateverHappens(t *testing.T) {
 			require.Equal(t, first+"\n"+second+"\n", stdout, "what was claimed is shown")
 		}
 		calls := s.seen()
-		require.Len(t, calls, 3)
-		require.Equal(t, []string{"POST /sandboxes/" + first + "/snapshots", "POST /v1/claims"}, calls[:2])
-		name := regexp.MustCompile(`^DELETE /templates/(fork-[a-z2-7]{26}:default)$`).FindStringSubmatch(calls[2])
-		require.NotNil(t, name, calls[2])
+		require.Len(t, calls, 4)
+		require.Equal(t, []string{"GET /sandboxes/" + first, "POST /sandboxes/" + first + "/snapshots", "POST /v1/claims"}, calls[:3])
+		name := regexp.MustCompile(`^DELETE /templates/(fork-[a-z2-7]{26}:default)$`).FindStringSubmatch(calls[3])
+		require.NotNil(t, name, calls[3])
 		require.JSONEq(t, `{"pool":"`+name[1]+`","count":2,"timeout":3600,"waitTimeout":60}`, s.claimed)
+	}
+}
+
+func TestForkMayReachWhatItsOriginMayReach(t *testing.T) {
+	for _, c := range []struct {
+		origin *openapi.SandboxNetwork
+		flags  []string
+		want   string
+	}{
+		{origin: &openapi.SandboxNetwork{AllowPublicTraffic: true}, want: `{}`},
+		{
+			origin: &openapi.SandboxNetwork{AllowOut: []string{"a.example"}, DenyOut: []string{"0.0.0.0/0"}, HTTPSPorts: []int{443}},
+			want:   `{"network":{"allowOut":["a.example"],"denyOut":["0.0.0.0/0"]}}`,
+		},
+		{
+			origin: &openapi.SandboxNetwork{AllowOut: []string{"a.example"}, DenyOut: []string{"0.0.0.0/0"}},
+			flags:  []string{"--deny-out=192.0.2.0/24"}, want: `{"network":{"denyOut":["192.0.2.0/24"]}}`,
+		},
+	} {
+		s, url := serve(t)
+		s.live[0].Network = c.origin
+		_, _, err := command(t.Context(), append([]string{"fork", first, "-o", "name", "--api-url=" + url}, c.flags...)...)
+		require.NoError(t, err)
+		var claimed, want struct {
+			Network *openapi.NewSandboxNetwork `json:"network"`
+		}
+		require.NoError(t, json.Unmarshal([]byte(s.claimed), &claimed))
+		require.NoError(t, json.Unmarshal([]byte(c.want), &want))
+		require.Equal(t, want, claimed)
 	}
 }
 
@@ -52,7 +83,7 @@ func TestForkNamesTheSnapshotThatMayStay(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	defer server.Close()
-	_, _, err := command(ctx, "fork", first, "--api-url="+server.URL)
+	_, _, err := command(ctx, "fork", first, "--deny-out=192.0.2.1", "--api-url="+server.URL) // so the origin is not asked
 	require.ErrorContains(t, err, "may be made all the same; berth snapshot rm fork-")
 }
 

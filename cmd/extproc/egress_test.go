@@ -26,6 +26,8 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/net/dns/dnsmessage"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/berth-sandbox/berth/allocator/controlserver"
@@ -36,6 +38,7 @@ import (
 	"github.com/berth-sandbox/berth/devcluster/proc"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/controltls"
 )
 
 // The pods of the first and the second sandbox have this address, one after the other.
@@ -47,11 +50,15 @@ type allocator struct {
 	key    *sandboxaccess.Key
 	server *controlserver.Server
 	addr   string
+	// certs is the directory with the certificate of an egress router.
+	certs string
 
 	mu      sync.Mutex
 	core    *core.Core
 	effects []core.Effect // that were not awaited yet
 	ids     int
+	late    func(core.Effect) bool // which effects are held back; nil: none
+	held    []core.Effect
 }
 
 func (*allocator) Valid() bool     { return true }
@@ -77,11 +84,31 @@ func (a *allocator) Submit(ev core.Event) {
 			case core.WriteObject:
 				events = append(events, core.ObjectWritten{ID: e.Sandbox.ID, Revision: e.Sandbox.Revision})
 			}
-			if !a.server.Deliver(1, e) {
+			if a.late != nil && a.late(e) {
+				a.held = append(a.held, e)
+			} else if !a.server.Deliver(1, e) {
 				a.effects = append(a.effects, e)
 			}
 		}
 	}
+}
+
+// hold has messages to routers held back, until the next call delivers them. It returns them.
+func (a *allocator) hold(late func(core.Effect) bool) (held []core.Effect) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, e := range a.held {
+		require.True(a.t, a.server.Deliver(1, e))
+	}
+	held, a.held, a.late = a.held, nil, late
+	return held
+}
+
+// holds returns how many messages are held back.
+func (a *allocator) holds() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.held)
 }
 
 // came returns the effects of a kind that were not awaited yet.
@@ -133,7 +160,12 @@ func startAllocator(t *testing.T, ports ...uint16) *allocator {
 		Key: egressPool, Template: "t", Warm: 1, MaxPods: 10, DefaultPort: 80, Agent: core.Agent{Port: 49983},
 		Egress: &core.PoolEgress{Ports: ports},
 	}})
-	s := grpc.NewServer()
+	ours := authority(t)
+	a.certs = tlsDir(t, ours, controltls.EgressName)
+	security, stop, err := controltls.Server(tlsDir(t, ours, controltls.AllocatorName))
+	require.NoError(t, err)
+	t.Cleanup(stop)
+	s := grpc.NewServer(grpc.Creds(security))
 	controlv1.RegisterControlServer(s, a.server)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -255,7 +287,7 @@ func startEgress(t *testing.T) *egressGateway {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(ca, files.CA, 0o600))
 	g.router = start(t, "--mode=Egress", "--allocator="+g.control.addr, "--socket="+socket, "--envoy-admin="+admin,
-		"--outside-cidrs=127.0.0.0/8", "--name-server="+names)
+		"--control-tls-dir="+g.control.certs, "--outside-cidrs=127.0.0.0/8", "--name-server="+names)
 
 	bootstrap, err := envoy.EgressBootstrap(envoy.EgressSettings{
 		Listen: netip.MustParseAddrPort("127.0.0.1:0"), CAFile: ca, RouterSocket: socket, AdminSocket: admin,
@@ -294,6 +326,13 @@ func startEgress(t *testing.T) *egressGateway {
 // connect asks for a tunnel to the origin under a name, with a credential.
 func (g *egressGateway) connect(credential, name string) (c net.Conn, status int) {
 	g.t.Helper()
+	c = g.send(credential, name)
+	return c, g.answer(c)
+}
+
+// send asks for a tunnel, and answer returns what came back.
+func (g *egressGateway) send(credential, name string) (c net.Conn) {
+	g.t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(podAddr)}}
 	c, err := dialer.DialContext(g.t.Context(), "tcp", g.addr)
 	require.NoError(g.t, err)
@@ -301,9 +340,14 @@ func (g *egressGateway) connect(credential, name string) (c net.Conn, status int
 	require.NoError(g.t, c.SetDeadline(time.Now().Add(time.Minute)))
 	_, err = fmt.Fprintf(c, "CONNECT %s:%d HTTP/1.1\r\nHost: x\r\nProxy-Authorization: %s\r\n\r\n", name, g.port, credential)
 	require.NoError(g.t, err)
+	return c
+}
+
+func (g *egressGateway) answer(c net.Conn) (status int) {
+	g.t.Helper()
 	r, err := http.ReadResponse(bufio.NewReaderSize(c, 16), &http.Request{Method: http.MethodConnect})
 	require.NoError(g.t, err)
-	return c, r.StatusCode
+	return r.StatusCode
 }
 
 // open opens a tunnel.
@@ -408,6 +452,29 @@ func TestNewRulesAreAnsweredAfterTheTunnelsEnd(t *testing.T) {
 	g.open(credential, "a.example.net")
 }
 
+// It is what a gateway that is taken over can use.
+//
+// Invariant: P35
+func TestCertificateOfAnEgressRouterOpensNoOtherSession(t *testing.T) {
+	a := startAllocator(t, 443)
+	security, stop, err := controltls.Client(a.certs, controltls.EgressName)
+	require.NoError(t, err)
+	t.Cleanup(stop)
+	conn, err := grpc.NewClient("passthrough:///"+a.addr, grpc.WithTransportCredentials(security))
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	session, err := controlv1.NewControlClient(conn).Session(ctx)
+	require.NoError(t, err)
+	require.NoError(t, session.Send(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_Join{Join: &controlv1.Join{
+		RouterId: "router-0123456789abcdef", MaxStaleNanos: uint64(time.Minute), GatewayHash: make([]byte, 32),
+	}}}))
+	_, err = session.Recv()
+	require.Equal(t, codes.PermissionDenied, status.Code(err))
+	require.ErrorContains(t, err, "needs a certificate for the DNS name "+controltls.RouterName)
+}
+
 func TestEgressRouterThatStopsSaysGoodbye(t *testing.T) {
 	g := startEgress(t)
 	sb := g.control.claim(1, "*.example.com")
@@ -426,4 +493,41 @@ func TestEgressRouterThatStopsSaysGoodbye(t *testing.T) {
 	g.control.Submit(core.Release{Token: 7, Scope: core.Scope{All: true}, ID: sb.ID, Reason: "Killed"})
 	released := await[core.ReleaseAnswered](g.control)
 	require.Zero(t, released.Outstanding, "the router has said Goodbye")
+}
+
+// The rules are late: the router hears of the sandbox by its own question only, or the answer is late, too. A request
+// without an answer is refused after a second. One that still waits when the answer comes is let through.
+//
+// Invariant: P35
+func TestRequestAheadOfItsRulesWaitsAndPasses(t *testing.T) {
+	g := startEgress(t)
+	require.Eventually(t, func() bool {
+		code, _ := get(t, g.router.listening.Admin, "/readyz")
+		return code == 200
+	}, time.Minute, 10*time.Millisecond)
+	_, status := g.connect("Basic eDp5", "a.example.com")
+	require.Equal(t, http.StatusForbidden, status, "the pod is warm at most: no sandbox has its address")
+
+	pushed := func(e core.Effect) bool { _, is := e.(core.SendRoute); return is }
+	g.control.hold(pushed)
+	first := g.control.claim(1, "*.example.com")
+	require.Equal(t, 1, g.control.holds())
+	g.open(g.control.credential(&first), "a.example.com")
+	_, status = g.connect(g.control.credential(&first), "a.example.org")
+	require.Equal(t, http.StatusForbidden, status)
+	g.control.hold(nil)
+	g.control.Submit(core.Release{Token: 7, Scope: core.Scope{All: true}, ID: first.ID, Reason: "Killed"})
+	require.Equal(t, first.Pod, await[core.DeletePod](g.control).Pod)
+	g.control.Submit(core.PodGone{Key: first.Pod})
+
+	g.control.hold(func(e core.Effect) bool { _, answer := e.(core.SendResolved); return answer || pushed(e) })
+	second := g.control.claim(2, "*.example.com")
+	_, status = g.connect(g.control.credential(&second), "a.example.com")
+	require.Equal(t, http.StatusForbidden, status, "there was no answer for a second")
+	held := g.control.holds()
+	waiting := g.send(g.control.credential(&second), "a.example.com")
+	require.Eventually(t, func() bool { return g.control.holds() > held }, time.Minute, time.Millisecond)
+	require.NotEmpty(t, g.control.hold(nil))
+	require.Equal(t, http.StatusOK, g.answer(waiting))
+	works(t, waiting)
 }

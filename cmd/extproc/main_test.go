@@ -96,6 +96,56 @@ func TestFlagsOfTheOtherModeAreNamed(t *testing.T) {
 	}
 }
 
+// Invariant: P35
+func TestAddressesOfTheClusterAreNeverOutside(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+	f := flags{
+		Mode: "Egress", Allocator: []string{"127.0.0.1:1"}, AdminListen: "127.0.0.1:0", CacheSize: defaultCacheSize, ShutdownAfter: 1, LogLevel: "info",
+		PodCIDRs: []string{"10.244.0.0/16"}, OutsideCIDRs: []string{"10.0.0.0/8", "fd00::/8"}, InsideCIDRs: []string{"10.0.0.7", "fd00::7", "10.9.0.0/16"},
+	}
+	r, err := f.check()
+	require.NoError(t, err)
+	for address, outside := range map[string]bool{
+		"10.0.0.6": true, "10.0.0.7": false, "fd00::6": true, "fd00::7": false, "10.9.1.1": false, "10.244.1.1": false, "10.96.0.1": false, "10.96.0.2": true,
+	} {
+		require.Equal(t, outside, r.reach.Permits(netip.MustParseAddr(address)), address)
+	}
+	t.Setenv("KUBERNETES_SERVICE_HOST", "api.example.com") // as some clusters have it
+	_, err = f.check()
+	require.NoError(t, err)
+}
+
+func TestDomainOfTheClusterIsThatOfTheSearchDomains(t *testing.T) {
+	for text, want := range map[string]string{
+		"nameserver 10.96.0.10\nsearch berth-system.svc.cluster.local svc.cluster.local cluster.local corp.example.com\n": "cluster.local",
+		"search a.svc.K8S.example.com. svc.K8S.example.com. K8S.example.com.":                                             "k8s.example.com",
+		"search corp.example.com\n": "",
+		"nameserver 10.96.0.10":     "",
+		"":                          "",
+	} {
+		require.Equal(t, want, clusterDomain([]byte(text)), text)
+	}
+}
+
+// Invariant: P35
+func TestEgressRouterNeedsACertificateOfItsOwn(t *testing.T) {
+	a := authority(t)
+	c, stop, err := controltls.Server(tlsDir(t, a, controltls.AllocatorName))
+	require.NoError(t, err)
+	t.Cleanup(stop)
+	_, address := lead(t, c)
+	for mode, role := range map[string]string{"Egress": controltls.RouterName, "Ingress": controltls.EgressName} {
+		args := enough
+		if mode == "Egress" {
+			args = enoughOfEgress
+		}
+		_, err := try(t, args("--control-tls-dir="+tlsDir(t, a, role), "--allocator="+address,
+			"--socket="+filepath.Join(t.TempDir(), "s"), "--admin-listen=127.0.0.1:0")...)
+		require.ErrorContains(t, err, "--control-tls-dir: ")
+		require.ErrorContains(t, err, "certificate is valid for "+role)
+	}
+}
+
 func TestDefaultsDependOnTheMode(t *testing.T) {
 	for _, c := range []struct {
 		args     []string
@@ -104,7 +154,7 @@ func TestDefaultsDependOnTheMode(t *testing.T) {
 		open     int
 	}{
 		{enough(), 15 * time.Minute, 0, 0},
-		{enoughOfEgress(), 30 * time.Second, 200, 1024},
+		{enoughOfEgress(), 30 * time.Second, 200, 0},
 		{enoughOfEgress("--max-stale=20s", "--sandbox-requests-per-second=5", "--sandbox-open-requests=6"), 20 * time.Second, 5, 6},
 	} {
 		var f flags

@@ -128,8 +128,13 @@ func (r *router) wireIngress(ctx context.Context, metrics prometheus.Registerer)
 
 // wireEgress makes the parts of a gateway for requests of sandboxes.
 func (r *router) wireEgress(_ context.Context, metrics prometheus.Registerer) error {
+	resolvConf, err := os.ReadFile("/etc/resolv.conf")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
 	s, err := egress.New(egress.Options{
-		Socket: r.flags.Socket, Resolver: r.flags.resolver(), MaxOpen: r.flags.OpenRequests, MaxRate: r.flags.Requests,
+		ClusterDomain: clusterDomain(resolvConf),
+		Socket:        r.flags.Socket, Resolver: r.flags.resolver(), MaxConnections: r.flags.MaxConnections, MaxOpen: r.flags.OpenRequests, MaxRate: r.flags.Requests,
 		Fresh: func() bool { return r.egress.Fresh() }, Ask: func(id string) bool { return r.client.Ask(id, false) },
 		Metrics: metrics, Log: r.log.Named("request"),
 	})
@@ -239,7 +244,11 @@ func (r *router) security() (credentials.TransportCredentials, error) {
 	if r.flags.ControlTLSDir == "" {
 		return insecure.NewCredentials(), nil
 	}
-	security, stop, err := controltls.Client(r.flags.ControlTLSDir)
+	role := controltls.RouterName
+	if r.flags.egress() {
+		role = controltls.EgressName
+	}
+	security, stop, err := controltls.Client(r.flags.ControlTLSDir, role)
 	if err != nil {
 		return nil, fmt.Errorf("--control-tls-dir: %w", err)
 	}

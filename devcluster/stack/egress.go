@@ -27,6 +27,8 @@ type EgressGateway struct {
 	Addr netip.AddrPort
 	// Admin is the URL of the admin listener of Router.
 	Admin string
+	// Origin is the certificate of a host that Envoy trusts: origin.example and the names below it.
+	Origin *envoy.TLS
 
 	envoyAdmin  *http.Client
 	socket      string // of the router
@@ -44,12 +46,13 @@ func newEgress(ctx context.Context, c *devcluster.Cluster, envoyBin string) (g *
 	if err != nil {
 		return nil, err
 	}
-	_, authority, err := newCertificate(filepath.Join(c.Dir(), "egress-tls"), "origin.example")
+	origin, authority, err := newCertificate(filepath.Join(c.Dir(), "egress-tls"), "origin.example")
 	if err != nil {
 		return nil, err
 	}
 	g = &EgressGateway{
 		Addr: addr, socket: filepath.Join(sockets, "router.sock"), adminSocket: filepath.Join(sockets, "envoy.sock"),
+		Origin: origin,
 	}
 	raw, err := envoy.EgressYAML(envoy.EgressSettings{
 		Listen: addr, RouterSocket: g.socket, AdminSocket: g.adminSocket, CAFile: authority,

@@ -50,6 +50,15 @@
 // be sent for a sandbox that is gone while another one lives at its address, and each kind
 // of fault must happen.
 //
+// # Egress
+//
+// A second test has sandboxes with rules of their own come and go at few addresses, behind an
+// egress gateway whose router is killed once. They send requests and tunnels to a host that
+// their rules allow, to the one that they allowed before, and to those of others. They go on
+// after their end, while the next sandbox has their address. The origin records what arrives.
+// Nothing may arrive that began after the call was answered that forbids it, or while no router
+// ran, and no connection to the origin may serve two sandboxes. The judge is in outgoing_test.go.
+//
 // # Duration
 //
 // In make test faults are made for 45 s, which is one round of them, and in make test-long for

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"math"
@@ -45,7 +46,7 @@ type pool struct {
 
 // nothing are rules that allow nothing.
 var nothing = func() *policy.Rules {
-	r, err := policy.Parse(policy.List{}, policy.List{Entries: []string{"0.0.0.0/0"}})
+	r, err := policy.Parse(policy.List{}, policy.List{Entries: []string{policy.All}})
 	if err != nil {
 		panic(err)
 	}
@@ -105,8 +106,22 @@ func (s *Sandboxes) sandbox(r *controlv1.Route) (egress.Sandbox, error) {
 			zap.String("sandboxID", sandboxid.Short(sandbox.ID)), zap.Error(err))
 		sandbox.Policy = policy.Policy{Pool: nothing}
 	}
+	sandbox.HeadersUnknown = said.GetHeadersUnknown()
+	for _, h := range said.GetHeaders() {
+		port := cmp.Or(h.GetPort(), policy.CredentialPort)
+		if port > math.MaxUint16 {
+			return egress.Sandbox{}, fmt.Errorf("route: egress.headers: port %d is not in 1 to 65535", port)
+		}
+		sandbox.Headers = append(sandbox.Headers, egress.Header{
+			Host: unique.Make(h.GetHost()).Value(), Port: uint16(port), Name: unique.Make(h.GetName()).Value(),
+			Value: h.GetValue(), Credential: unique.Make(h.GetCredential()).Value(),
+		})
+	}
 	return sandbox, nil
 }
+
+// SetCredentials implements controlclient.Egress.
+func (s *Sandboxes) SetCredentials(values map[string]string) { s.o.Server.SetCredentials(values) }
 
 // policy reads what a sandbox may reach.
 func (s *Sandboxes) policy(name string, said *controlv1.Egress) (p policy.Policy, err error) {
@@ -147,6 +162,25 @@ func parse(field string, r *controlv1.EgressRules) (*policy.Rules, error) {
 // Answered implements controlclient.Egress.
 func (s *Sandboxes) Answered(id string) { s.o.Server.Answered(id) }
 
+// Usage implements controlclient.Egress.
+func (s *Sandboxes) Usage(id string) *controlv1.EgressUsage {
+	counts, known := s.o.Server.Counts(id)
+	usage := &controlv1.EgressUsage{
+		Known: known, Admitted: counts.Admitted, Refused: counts.Refused, Open: uint32(counts.Open),
+		SentBytes: counts.Sent, ReceivedBytes: counts.Received,
+	}
+	for _, d := range counts.Destinations {
+		host := d.Host
+		if d.Addr.IsValid() {
+			host = d.Addr.String()
+		}
+		usage.Destinations = append(usage.Destinations, &controlv1.EgressDestination{
+			Host: host, Port: uint32(d.Port), Reason: string(d.Reason), Count: d.Count, AgeMillis: uint64(d.Age.Milliseconds()),
+		})
+	}
+	return usage
+}
+
 // never is a time of freshness that is over and stays so.
 const never = -1
 
@@ -180,11 +214,7 @@ func (s *Sandboxes) Dump() []routecache.Entry {
 	sandboxes := s.o.Server.Sandboxes()
 	all := make([]routecache.Entry, len(sandboxes))
 	for i, sandbox := range sandboxes {
-		ports := sandbox.Policy.Ports
-		if len(ports) == 0 {
-			ports = []uint16{80, 443}
-		}
-		route := routecache.Route{Addr: sandbox.Addr, Ports: routecache.NewPorts(ports)}
+		route := routecache.Route{Addr: sandbox.Addr, Ports: routecache.NewPorts(sandbox.Policy.Open())}
 		all[i] = routecache.Entry{ID: sandbox.ID, Route: route}
 	}
 	return all

@@ -3,13 +3,16 @@ package control
 import (
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/egress"
@@ -113,16 +116,47 @@ func TestSandboxesOfAPoolShareItsRules(t *testing.T) {
 	require.Equal(t, []uint16{80, 443}, s.Dump()[0].Route.Ports.List())
 }
 
+// Invariant: P38
+func TestHeadersOfARouteAreThoseOfTheSandbox(t *testing.T) {
+	s := newSandboxes(t, still)
+	require.NoError(t, s.Set(route("abc", func(r *controlv1.Route) {
+		r.Egress.HeadersUnknown = true
+		r.Egress.Headers = []*controlv1.EgressHeader{
+			{Host: "a.example", Port: 8443, Name: "authorization", Credential: "openai/key"},
+			{Host: "b.example", Name: "x-key", Value: "v"},
+		}
+	})))
+	got := find(t, s, "abc")
+	require.True(t, got.HeadersUnknown)
+	require.Equal(t, []egress.Header{
+		{Host: "a.example", Port: 8443, Name: "authorization", Credential: "openai/key"},
+		{Host: "b.example", Port: 443, Name: "x-key", Value: "v"},
+	}, got.Headers)
+	require.NoError(t, s.Set(route("abc", nil)))
+	got = find(t, s, "abc")
+	require.False(t, got.HeadersUnknown)
+	require.Empty(t, got.Headers)
+}
+
 func TestRoutesThatCannotBeEndTheStream(t *testing.T) {
 	s := newSandboxes(t, still)
 	for want, change := range map[string]func(*controlv1.Route){
-		"pod_ip":     func(r *controlv1.Route) { r.PodIp = "x" },
-		"token_hash": func(r *controlv1.Route) { r.Egress = nil },
-		"sandbox ID": func(r *controlv1.Route) { r.SandboxId = "A" },
+		"pod_ip":         func(r *controlv1.Route) { r.PodIp = "x" },
+		"token_hash":     func(r *controlv1.Route) { r.Egress = nil },
+		"egress.headers": func(r *controlv1.Route) { r.Egress.Headers = []*controlv1.EgressHeader{{Port: 1 << 16}} },
+		"sandbox ID":     func(r *controlv1.Route) { r.SandboxId = "A" },
 	} {
 		require.ErrorContains(t, s.Set(route("abc", change)), want)
 		require.ErrorContains(t, s.Replace([]*controlv1.Route{route("abc", change)}), want)
 	}
+}
+
+// Invariant: P39
+func TestUsageIsThatOfKnownSandboxesOnly(t *testing.T) {
+	s := newSandboxes(t, still)
+	require.NoError(t, s.Set(route("abc", nil)))
+	require.True(t, s.Usage("abc").GetKnown())
+	require.True(t, proto.Equal(&controlv1.EgressUsage{}, s.Usage("def")))
 }
 
 func TestFreshnessEndsInTimeAndForGood(t *testing.T) {
@@ -138,4 +172,36 @@ func TestFreshnessEndsInTimeAndForGood(t *testing.T) {
 	s.Expire()
 	s.SetFreshUntil(time.Hour)
 	require.False(t, s.Fresh(), "it was declared dead")
+}
+
+// BenchmarkMemory reports what the router keeps of a sandbox: 10,000 of them, each with 20 rules of its own.
+func BenchmarkMemory(b *testing.B) {
+	const sandboxes, rules = 10_000, 20
+	for range b.N {
+		server, err := egress.New(egress.Options{
+			Socket: "unused", Resolver: resolver{}, Fresh: func() bool { return true }, Log: zap.NewNop(),
+		})
+		require.NoError(b, err)
+		s, err := New(Options{Server: server, Now: still, Log: zap.NewNop()})
+		require.NoError(b, err)
+		heap := func() uint64 {
+			runtime.GC()
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return m.HeapAlloc
+		}
+		before := heap()
+		for i := range sandboxes {
+			require.NoError(b, s.Set(route(fmt.Sprintf("s%023d", i), func(r *controlv1.Route) {
+				r.PodIp = fmt.Sprintf("10.1.%d.%d", i/250, i%250)
+				r.Egress.Claim = deny("0.0.0.0/0")
+				for n := range rules {
+					r.Egress.Claim.Allow = append(r.Egress.Claim.Allow, fmt.Sprintf("host-%d-of-%d.example.com", n, i))
+				}
+			})))
+		}
+		b.ReportMetric(float64(heap()-before)/sandboxes, "B/sandbox")
+		runtime.KeepAlive(s)
+	}
 }

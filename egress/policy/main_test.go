@@ -6,4 +6,7 @@ import (
 	"go.uber.org/goleak"
 )
 
+// all is short for All in tables.
+const all = All
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -75,8 +75,16 @@ func (p Policy) Permits(d Dest, a netip.Addr) bool {
 }
 
 func (p Policy) open(port uint16) bool {
+	return port != 0 && slices.Contains(p.Open(), port)
+}
+
+// defaultPorts are open unless a pool says otherwise.
+var defaultPorts = [...]uint16{80, 443}
+
+// Open returns the ports that may be reached. The caller must not change them.
+func (p Policy) Open() []uint16 {
 	if len(p.Ports) == 0 {
-		return port == 80 || port == 443
+		return defaultPorts[:]
 	}
-	return port != 0 && slices.Contains(p.Ports, port)
+	return p.Ports
 }

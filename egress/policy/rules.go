@@ -12,8 +12,8 @@ const (
 	maxEntry   = 1024 // bytes: enough for each name in Unicode that has at most maxName bytes in A-labels
 )
 
-// all is the entry that means all traffic, of IPv6 too.
-const all = "0.0.0.0/0"
+// All is the entry that means all traffic, of IPv6 too.
+const All = "0.0.0.0/0"
 
 // Verdict says whether a destination may be reached, as far as that is known without its addresses. The lower of two
 // verdicts is the verdict of both.
@@ -60,7 +60,7 @@ func Parse(allow, deny List) (*Rules, error) {
 	}
 	if firstName >= 0 && !r.denyAll {
 		return nil, wrong(allow, firstName, fmt.Errorf("a name has no effect while all traffic is allowed: "+
-			"add %q to %s, or leave out the name", all, deny.Field))
+			"add %q to %s, or leave out the name", All, deny.Field))
 	}
 	return r, nil
 }
@@ -83,7 +83,7 @@ func (r *Rules) read(l List, into *prefixes, everything *bool, names bool) (firs
 			cidrs = append(cidrs, cidr)
 		case !names:
 			return -1, wrong(l, i, fmt.Errorf("it is not an address or a CIDR, and names cannot be denied: "+
-				"deny %q and allow the names that may be reached", all))
+				"deny %q and allow the names that may be reached", All))
 		default:
 			name, err := parseName(text)
 			if err != nil {
@@ -144,7 +144,7 @@ func notAddress(text string) error {
 // parseName returns the key in Rules.names of an entry.
 func parseName(text string) (string, error) {
 	if text == "*" {
-		return "", fmt.Errorf("write %q for all traffic", all)
+		return "", fmt.Errorf("write %q for all traffic", All)
 	}
 	parent, wildcard := strings.CutPrefix(text, "*.")
 	if strings.ContainsRune(parent, '*') {

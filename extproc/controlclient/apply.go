@@ -123,7 +123,7 @@ func (s *stream) applyKeys(m *controlv1.Keys) error {
 	default:
 		s.client.o.Keys.Replace(s.keys)
 	}
-	s.hasKeys = true
+	s.hasSecrets = true
 	s.keys = map[string][][sha256.Size]byte{}
 	return nil
 }
@@ -178,8 +178,11 @@ func (s *stream) applyPong(m *controlv1.Pong) {
 	}
 	c := s.client
 	c.o.OnPong(c.o.Now() - p.sent)
-	if c.o.Egress == nil && !s.hasKeys {
-		// The leader sends none, so it would not say which of the earlier ones are revoked.
+	switch { // The leader sends none, so it would not say which of the earlier ones are revoked.
+	case s.hasSecrets:
+	case c.o.Egress != nil:
+		c.o.Egress.SetCredentials(nil)
+	default:
 		c.o.Keys.Replace(nil)
 	}
 	c.gate.SetFreshUntil(p.sent + c.o.MaxStale)

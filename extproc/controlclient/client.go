@@ -61,8 +61,12 @@ type Egress interface {
 	Set(r *controlv1.Route) error
 	Forget(id string)
 	Replace(all []*controlv1.Route) error
+	// SetCredentials replaces the values that the headers of routes name; nil: the allocator has not read them.
+	SetCredentials(values map[string]string)
 	// Answered says that what the allocator knows of a sandbox, about which Ask has asked, is in effect.
 	Answered(id string)
+	// Usage returns how a sandbox uses the gateway. The number is not set.
+	Usage(id string) *controlv1.EgressUsage
 }
 
 // Uses is how sandboxes are used. The view of *admission.Sandboxes implements it.

@@ -2,6 +2,7 @@ package controlclient
 
 import (
 	"context"
+	"maps"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 )
@@ -37,8 +38,29 @@ func (s *stream) dispatchEgress(_ context.Context, m *controlv1.AllocatorMessage
 		if r := m.Resolved.GetRoute(); r != nil {
 			return sandboxes.Set(r)
 		}
+	case *controlv1.AllocatorMessage_Credentials:
+		s.applyCredentials(m.Credentials)
+	case *controlv1.AllocatorMessage_AskEgressUsage:
+		usage := sandboxes.Usage(m.AskEgressUsage.GetSandboxId())
+		usage.Number = m.AskEgressUsage.GetNumber()
+		s.enqueue(&controlv1.RouterMessage{Message: &controlv1.RouterMessage_EgressUsage{EgressUsage: usage}})
 	case *controlv1.AllocatorMessage_Pong:
 		s.applyPong(m.Pong)
 	}
 	return nil
+}
+
+// applyCredentials collects one part of the values of headers, and replaces them after the last.
+func (s *stream) applyCredentials(m *controlv1.Credentials) {
+	maps.Copy(s.credentials, m.GetValues())
+	switch {
+	case m.GetUnread():
+		s.client.o.Egress.SetCredentials(nil)
+	case !m.GetLast():
+		return
+	default:
+		s.client.o.Egress.SetCredentials(s.credentials)
+	}
+	s.hasSecrets = true
+	s.credentials = map[string]string{}
 }

@@ -31,6 +31,12 @@ func (g *gateway) Set(r *controlv1.Route) error {
 }
 func (g *gateway) Forget(id string)   { g.note("forget %s", id) }
 func (g *gateway) Answered(id string) { g.note("answered %s", id) }
+func (g *gateway) SetCredentials(values map[string]string) {
+	g.note("credentials %v %v", values != nil, len(values))
+}
+func (g *gateway) Usage(id string) *controlv1.EgressUsage {
+	return &controlv1.EgressUsage{Known: id == "one", Admitted: 3}
+}
 func (g *gateway) Replace(all []*controlv1.Route) error {
 	g.note("replace with %d", len(all))
 	return nil
@@ -73,7 +79,7 @@ func TestEgressMessagesAreAcknowledgedWhenTheyAreDrained(t *testing.T) {
 		p.send(0, snapshot(false, route("one", "10.0.0.1")))
 		p.snapshot(route("two", "10.0.0.2"))
 		p.pong(nonce)
-		require.Equal(t, []string{"replace with 2"}, g.events())
+		require.Equal(t, []string{"replace with 2", "credentials false 0"}, g.events(), "this leader has none")
 		require.True(t, g.Fresh())
 		g.drain()
 		require.EqualValues(t, 1, p.ack())
@@ -93,6 +99,30 @@ func TestEgressMessagesAreAcknowledgedWhenTheyAreDrained(t *testing.T) {
 		}
 		g.drain()
 		p.acks(4)
+	})
+}
+
+// Invariant: P38
+func TestEgressRouterHasTheValuesOfThisLeader(t *testing.T) {
+	runEgress(t, func(w *world, g *gateway) {
+		credentials := func(last, unread bool, names ...string) *controlv1.AllocatorMessage {
+			c := &controlv1.Credentials{Values: map[string]string{}, Last: last, Unread: unread}
+			for _, name := range names {
+				c.Values[name] = "v"
+			}
+			return &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_Credentials{Credentials: c}}
+		}
+		p, _, nonce := w.accept()
+		p.snapshot()
+		p.send(0, credentials(false, false, "a/1", "a/2"))
+		require.Equal(t, []string{"replace with 0"}, g.events(), "a part replaces nothing")
+		p.send(0, credentials(true, false, "b/1"))
+		p.pong(nonce)
+		p.send(0, credentials(true, false, "c/1"))
+		p.send(0, credentials(true, true))
+		require.Equal(t, []string{"credentials true 3", "credentials true 1", "credentials false 0"}, g.events())
+		g.drain()
+		p.acks(1)
 	})
 }
 
@@ -122,6 +152,28 @@ func TestEgressRouterAsksAndTakesTheAnswer(t *testing.T) {
 		require.Equal(t, []string{"set one", "answered one", "answered two", "answered three"}, g.events())
 		p.send(0, push(&controlv1.Route{SandboxId: "bad"}))
 		require.Equal(t, []string{"set bad", "disconnected"}, g.events(), "what cannot be read ends the stream")
+	})
+}
+
+func TestEgressRouterAnswersQuestionsAboutUse(t *testing.T) {
+	runEgress(t, func(w *world, _ *gateway) {
+		p, _, nonce := w.accept()
+		p.snapshot()
+		p.pong(nonce)
+		for number, id := range []string{"", "one", "two"} {
+			if number == 0 {
+				continue
+			}
+			p.send(0, &controlv1.AllocatorMessage{Message: &controlv1.AllocatorMessage_AskEgressUsage{
+				AskEgressUsage: &controlv1.AskEgressUsage{SandboxId: id, Number: uint64(number)},
+			}})
+			for {
+				if m := p.any().GetEgressUsage(); m != nil {
+					require.Equal(t, []any{uint64(number), id == "one"}, []any{m.GetNumber(), m.GetKnown()})
+					break
+				}
+			}
+		}
 	})
 }
 

@@ -58,12 +58,13 @@ type stream struct {
 	probes   atomic.Int64            // number running
 
 	// Owned by the reader:
-	snapshot map[string]routecache.Route    // parts received so far
-	rules    []*controlv1.Route             // the same, of an egress router
-	keys     map[string][][sha256.Size]byte // the same
-	joined   bool                           // a complete snapshot is in effect
-	hasKeys  bool                           // this leader's keys are in effect
-	sequence uint64                         // of the last message that had one
+	snapshot    map[string]routecache.Route    // parts received so far
+	rules       []*controlv1.Route             // the same, of an egress router
+	keys        map[string][][sha256.Size]byte // the same
+	credentials map[string]string              // the same
+	joined      bool                           // a complete snapshot is in effect
+	hasSecrets  bool                           // this leader's keys, or credentials, are in effect
+	sequence    uint64                         // of the last message that had one
 }
 
 // ping is the sending of one ping.
@@ -97,6 +98,7 @@ func newStream(c *Client) *stream {
 		lastPong:        c.o.Now(),
 		snapshot:        map[string]routecache.Route{},
 		keys:            map[string][][sha256.Size]byte{},
+		credentials:     map[string]string{},
 		quiesces:        make(chan *controlv1.Quiesce, 1),
 	}
 }

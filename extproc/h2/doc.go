@@ -8,13 +8,14 @@
 // # What it serves
 //
 // A client sends one message per call and gets one or more. A [Handler] answers that message. Further
-// messages of the same call are dropped. Compression is not supported. The peer is Envoy, which is
+// messages of the same call are dropped, unless the answer is Reply.Next: then the handler gets the next message, and the
+// call has no answer but its status. Compression is not supported. The peer is Envoy, which is
 // trusted with the socket, but nothing that it sends makes a connection take unbounded memory.
 //
 // # States of a stream
 //
 //	opened    the header block is read            -> asked, ended
-//	asked     the message is complete             -> answered, kept, ended
+//	asked     the message is complete             -> answered, kept, ended, or opened again by Reply.Next
 //	kept      the answer is sent, and the peer has not ended the stream: Reply.Open is set -> ending, ended
 //	ending    Ending.End was called, and the peer has not ended the stream                 -> ended
 //	answered  the last message and the trailers are sent, or wait for a window -> ended

@@ -40,6 +40,7 @@ type seen struct {
 	ended    bool
 	reset    http2.ErrCode
 	wasReset bool
+	credit   int // what WINDOW_UPDATE has granted
 }
 
 // connect connects and exchanges settings.
@@ -109,6 +110,8 @@ func (p *peer) read() error {
 	case *http2.WindowUpdateFrame:
 		if f.StreamID == 0 {
 			p.credit += int(f.Increment)
+		} else {
+			p.of(f.StreamID).credit += int(f.Increment)
 		}
 	case *http2.SettingsFrame:
 		if f.IsAck() {

@@ -33,6 +33,9 @@ type Reply struct {
 	Open Open
 	// Ending, if set, ends the stream that Open keeps.
 	Ending *Ending
+	// Next leaves the stream as it was before the message. Nothing is sent, and a further message is answered like the
+	// first one. The call ends with OK when the peer half-closes it. It has an effect in what Now returns, without a Later.
+	Next bool
 	// Status and Text are the status of the call. Text is for errors.
 	Status codes.Code
 	Text   string

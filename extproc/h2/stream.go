@@ -19,7 +19,7 @@ type stream struct {
 	message []byte // what has arrived of a message that came in several frames
 	room    int    // what the peer may still send
 	length  int64  // what is missing of its content-length, -1: it has none
-	asked   bool   // the message is complete, or the call has failed
+	asked   bool   // the message is complete and the last one that is read, or the call has failed
 	trace   string // traceparent
 
 	// Those under the lock of the connection.
@@ -81,34 +81,35 @@ func (c *conn) open(s *stream, b *block) {
 	}
 }
 
-// take reads a part of the stream's message.
+// take reads a part of the stream's messages.
 func (c *conn) take(s *stream, data []byte) error {
-	if s.asked || len(data) == 0 {
-		return nil
-	}
-	if len(s.message) > 0 {
-		s.message = append(s.message, data...)
-		c.partial += len(data)
-		data = s.message
-	}
-	if len(data) >= prefixLength {
-		length := uint64(binary.BigEndian.Uint32(data[1:prefixLength]))
-		switch {
-		case data[0] != 0:
-			c.fail(s, codes.Unimplemented, "compressed messages are not supported")
-			return nil
-		case length > maxMessage-prefixLength:
-			c.fail(s, codes.ResourceExhausted, "the message is longer than 256 KiB")
-			return nil
-		case uint64(len(data)) >= prefixLength+length:
-			c.complete(s)
-			c.ask(s, data[prefixLength:prefixLength+length])
-			return nil
+	for !s.asked && len(data) > 0 {
+		if len(s.message) > 0 {
+			s.message = append(s.message, data...)
+			c.partial += len(data)
+			data = s.message
 		}
-	}
-	if len(s.message) == 0 {
-		s.message = bytes.Clone(data)
-		c.partial += len(data)
+		if len(data) >= prefixLength {
+			length := uint64(binary.BigEndian.Uint32(data[1:prefixLength]))
+			switch {
+			case data[0] != 0:
+				c.fail(s, codes.Unimplemented, "compressed messages are not supported")
+				return nil
+			case length > maxMessage-prefixLength:
+				c.fail(s, codes.ResourceExhausted, "the message is longer than 256 KiB")
+				return nil
+			case uint64(len(data)) >= prefixLength+length:
+				c.complete(s)
+				c.ask(s, data[prefixLength:prefixLength+length])
+				data = data[prefixLength+length:]
+				continue
+			}
+		}
+		if len(s.message) == 0 {
+			s.message = bytes.Clone(data)
+			c.partial += len(data)
+		}
+		break
 	}
 	if c.partial > maxPartial {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
@@ -126,7 +127,11 @@ func (c *conn) complete(s *stream) {
 func (c *conn) ask(s *stream, message []byte) {
 	reply, later := s.handler.Now(message, s.trace)
 	if later == nil {
-		c.reply(s, reply)
+		if reply.Next {
+			c.next(s)
+		} else {
+			c.reply(s, reply)
+		}
 		return
 	}
 	ctx, cancel := context.WithCancel(c.server.ctx)
@@ -143,6 +148,18 @@ func (c *conn) ask(s *stream, message []byte) {
 		c.later--
 		c.out.flush()
 	})
+}
+
+// next lets the peer send another message.
+func (c *conn) next(s *stream) {
+	s.asked = false
+	if s.room == maxMessage { // the message before shared a frame with this one
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out.addWindowUpdate(s.id, uint32(maxMessage-s.room))
+	s.room = maxMessage
 }
 
 // reply sends a reply. The caller flushes.

@@ -21,7 +21,7 @@ const Validity = 10 * 365 * 24 * time.Hour
 // Files are the contents of the directory, or of the Secret, in PEM form.
 type Files struct{ Cert, Key, CA []byte }
 
-// Authority signs certificates for the two roles, in installations without another authority.
+// Authority signs certificates for the roles, in installations without another authority.
 type Authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -65,14 +65,14 @@ func (a *Authority) Files() (Files, error) {
 	return encode(a.cert.Raw, a.key, a.cert.Raw)
 }
 
-// Issue returns a new certificate and key for a role: AllocatorName or RouterName.
+// Issue returns a new certificate and key for a role: AllocatorName, RouterName or EgressName.
 func (a *Authority) Issue(name string, now time.Time) (Files, error) {
 	template := certificate(name, now)
 	template.DNSNames = []string{name}
 	switch name {
 	case AllocatorName:
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-	case RouterName:
+	case RouterName, EgressName:
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	default:
 		return Files{}, fmt.Errorf("role %q: unknown", name)

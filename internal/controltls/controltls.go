@@ -1,6 +1,7 @@
 package controltls
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -11,13 +12,16 @@ import (
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/tls/certprovider/pemfile"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/security/advancedtls"
 )
 
-// The DNS names of the two roles, which certificates must have.
+// The DNS names of the roles, which certificates must have. A session of an egress router needs EgressName, one of another
+// router RouterName.
 const (
 	AllocatorName = "allocator.berth.sh"
 	RouterName    = "router.berth.sh"
+	EgressName    = "egress.berth.sh"
 )
 
 // The names of the files in the directory.
@@ -30,22 +34,41 @@ const (
 // refresh is the interval at which the files are read again.
 const refresh = 30 * time.Second
 
-// Server returns the allocator's credentials from a directory. The caller must call stop after
-// it has stopped the server.
+// Server returns the allocator's credentials from a directory. Routers of both kinds can connect: CheckRole says which one
+// has. The caller must call stop after it has stopped the server.
 func Server(dir string) (c credentials.TransportCredentials, stop func(), err error) {
-	return open(dir, refresh, AllocatorName, RouterName, advancedtls.NewServerCreds)
+	return open(dir, refresh, AllocatorName, []string{RouterName, EgressName}, advancedtls.NewServerCreds)
 }
 
-// Client returns a router's credentials from a directory. The caller must call stop after it
-// has closed the connections.
-func Client(dir string) (c credentials.TransportCredentials, stop func(), err error) {
-	return open(dir, refresh, RouterName, AllocatorName, advancedtls.NewClientCreds)
+// Client returns the credentials of a router from a directory: name is RouterName or EgressName. The caller must call stop
+// after it has closed the connections.
+func Client(dir, name string) (c credentials.TransportCredentials, stop func(), err error) {
+	return open(dir, refresh, name, []string{AllocatorName}, advancedtls.NewClientCreds)
 }
 
-// open makes the credentials of the role name from a directory. The other end has the role
-// peer.
+// CheckRole returns an error if the other end of a connection has a certificate without the name. A connection without
+// TLS has no roles: it comes from a loopback address.
+func CheckRole(ctx context.Context, name string) error {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return errors.New("the connection has no peer")
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	switch {
+	case p.AuthInfo == nil || p.AuthInfo.AuthType() == "insecure":
+		return nil
+	case !ok:
+		return fmt.Errorf("the connection is secured by %s, which shows no certificate", p.AuthInfo.AuthType())
+	case len(info.State.PeerCertificates) == 0:
+		return errors.New("the peer has sent no certificate")
+	}
+	return info.State.PeerCertificates[0].VerifyHostname(name)
+}
+
+// open makes the credentials of the role name from a directory. The other end has one of the roles
+// peers.
 func open(
-	dir string, refresh time.Duration, name, peer string,
+	dir string, refresh time.Duration, name string, peers []string,
 	newCreds func(*advancedtls.Options) (credentials.TransportCredentials, error),
 ) (credentials.TransportCredentials, func(), error) {
 	// The provider waits for usable files without end, so mistakes are reported here.
@@ -60,7 +83,7 @@ func open(
 		IdentityOptions:   advancedtls.IdentityCertificateOptions{IdentityProvider: provider},
 		RootOptions:       advancedtls.RootCertificateOptions{RootProvider: provider},
 		RequireClientCert: true, // clients ignore it
-		VerificationType:  advancedtls.CertVerification, AdditionalPeerVerification: requireName(peer),
+		VerificationType:  advancedtls.CertVerification, AdditionalPeerVerification: requireName(peers),
 		MinTLSVersion: tls.VersionTLS13, MaxTLSVersion: tls.VersionTLS13,
 	})
 	if err != nil {
@@ -70,17 +93,22 @@ func open(
 	return c, provider.Close, nil
 }
 
-// requireName refuses a peer whose certificate does not have the name. gRPC calls it after it
+// requireName refuses a peer whose certificate has none of the names. gRPC calls it after it
 // has verified the chain.
-func requireName(name string) advancedtls.PostHandshakeVerificationFunc {
+func requireName(names []string) advancedtls.PostHandshakeVerificationFunc {
 	return func(p *advancedtls.HandshakeVerificationInfo) (*advancedtls.PostHandshakeVerificationResults, error) {
 		if p.Leaf == nil {
 			return nil, errors.New("the peer has sent no certificate")
 		}
-		if err := p.Leaf.VerifyHostname(name); err != nil {
-			return nil, fmt.Errorf("the peer's certificate: %w", err)
+		var errs []error
+		for _, name := range names {
+			err := p.Leaf.VerifyHostname(name)
+			if err == nil {
+				return &advancedtls.PostHandshakeVerificationResults{}, nil
+			}
+			errs = append(errs, err)
 		}
-		return &advancedtls.PostHandshakeVerificationResults{}, nil
+		return nil, fmt.Errorf("the peer's certificate: %w", errors.Join(errs...))
 	}
 }
 

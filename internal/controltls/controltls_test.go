@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/security/advancedtls"
 )
 
@@ -52,11 +54,11 @@ func write(t *testing.T, d string, a *Authority, name string) {
 // serve runs a gRPC server with the credentials of a directory.
 func serve(t *testing.T, d string) string { return serveAs(t, d, AllocatorName) }
 
-func serveAs(t *testing.T, d, name string) string {
+func serveAs(t *testing.T, d, name string, more ...grpc.ServerOption) string {
 	t.Helper()
-	c, stop, err := open(d, 10*time.Millisecond, name, RouterName, advancedtls.NewServerCreds)
+	c, stop, err := open(d, 10*time.Millisecond, name, []string{RouterName, EgressName}, advancedtls.NewServerCreds)
 	require.NoError(t, err)
-	s := grpc.NewServer(grpc.Creds(c))
+	s := grpc.NewServer(append(more, grpc.Creds(c))...)
 	healthv1.RegisterHealthServer(s, health.NewServer())
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -84,7 +86,7 @@ func ask(t *testing.T, address string, c credentials.TransportCredentials) error
 
 func router(t *testing.T, d string) credentials.TransportCredentials {
 	t.Helper()
-	c, stop, err := open(d, 10*time.Millisecond, RouterName, AllocatorName, advancedtls.NewClientCreds)
+	c, stop, err := open(d, 10*time.Millisecond, RouterName, []string{AllocatorName}, advancedtls.NewClientCreds)
 	require.NoError(t, err)
 	t.Cleanup(stop)
 	return c
@@ -107,11 +109,68 @@ func TestOnlyTheTwoRolesOfOneAuthorityConnect(t *testing.T) {
 
 	// The certificate of one role is refused for the other role.
 	d := dir(t, ours, AllocatorName)
-	c, stop, err := open(d, time.Hour, AllocatorName, AllocatorName, advancedtls.NewClientCreds)
+	c, stop, err := open(d, time.Hour, AllocatorName, []string{AllocatorName}, advancedtls.NewClientCreds)
 	require.NoError(t, err)
 	t.Cleanup(stop)
 	require.Error(t, ask(t, address, c), "an allocator as a client")
 	require.ErrorContains(t, ask(t, serveAs(t, dir(t, ours, RouterName), RouterName), router(t, dir(t, ours, RouterName))), "certificate", "a router as a server")
+}
+
+// otherInfo is that of a connection with other security.
+type otherInfo struct{}
+
+func (otherInfo) AuthType() string { return "other" }
+
+// Invariant: P35
+func TestRoleOfARouterIsThatOfItsCertificate(t *testing.T) {
+	a := authority(t)
+	roles := map[string][]string{
+		RouterName: {RouterName}, EgressName: {EgressName}, "both": {RouterName, EgressName}, "*.berth.sh": {RouterName, EgressName},
+	}
+	for name, has := range roles {
+		template := certificate(name, time.Now())
+		template.DNSNames = []string{name}
+		if name == "both" {
+			template.DNSNames = has
+		}
+		f, err := a.sign(template)
+		require.NoError(t, err)
+		pair, err := tls.X509KeyPair(f.Cert, f.Key)
+		require.NoError(t, err)
+		ctx := peer.NewContext(t.Context(), &peer.Peer{
+			AuthInfo: credentials.TLSInfo{State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{pair.Leaf}}},
+		})
+		for _, role := range []string{RouterName, EgressName} {
+			require.Equal(t, slices.Contains(has, role), CheckRole(ctx, role) == nil, "%s as %s", name, role)
+		}
+	}
+	require.Error(t, CheckRole(t.Context(), RouterName))
+	require.Error(t, CheckRole(peer.NewContext(t.Context(), &peer.Peer{AuthInfo: credentials.TLSInfo{}}), RouterName))
+	require.NoError(t, CheckRole(peer.NewContext(t.Context(), &peer.Peer{}), RouterName), "without TLS there are no roles")
+	require.ErrorContains(t, CheckRole(peer.NewContext(t.Context(), &peer.Peer{AuthInfo: otherInfo{}}), RouterName), "secured by other")
+	// The TLS layer lets both kinds in, and shows which one came.
+	var is []string
+	address := serveAs(t, dir(t, a, AllocatorName), AllocatorName, grpc.UnaryInterceptor(
+		func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+			for _, role := range []string{RouterName, EgressName} {
+				if CheckRole(ctx, role) == nil {
+					is = append(is, role)
+				}
+			}
+			return handle(ctx, request)
+		}))
+	for _, role := range []string{EgressName, RouterName} {
+		is = nil
+		c, stop, err := Client(dir(t, a, role), role)
+		require.NoError(t, err)
+		t.Cleanup(stop)
+		require.NoError(t, ask(t, address, c))
+		require.Equal(t, []string{role}, is)
+	}
+	_, _, err := Client(dir(t, a, RouterName), EgressName)
+	require.ErrorContains(t, err, EgressName)
+	_, _, err = Client(dir(t, a, EgressName), RouterName)
+	require.ErrorContains(t, err, RouterName)
 }
 
 func TestOlderVersionsOfTLSAreRefused(t *testing.T) {
@@ -141,12 +200,12 @@ func TestCertificateForAnotherNameIsRefused(t *testing.T) {
 	for file, content := range map[string][]byte{CertFile: f.Cert, KeyFile: f.Key, CAFile: f.CA} {
 		require.NoError(t, os.WriteFile(filepath.Join(d, file), content, 0o600))
 	}
-	c, stop, err := open(d, time.Hour, "other.berth.sh", AllocatorName, advancedtls.NewClientCreds)
+	c, stop, err := open(d, time.Hour, "other.berth.sh", []string{AllocatorName}, advancedtls.NewClientCreds)
 	require.NoError(t, err)
 	t.Cleanup(stop)
 	require.Error(t, ask(t, serve(t, dir(t, a, AllocatorName)), c), "another role as a router")
 	require.ErrorContains(t, ask(t, serveAs(t, d, "other.berth.sh"), router(t, dir(t, a, RouterName))), "other.berth.sh", "another role as an allocator")
-	_, _, err = Client(d)
+	_, _, err = Client(d, RouterName)
 	require.ErrorContains(t, err, RouterName)
 	_, _, err = Server(d)
 	require.ErrorContains(t, err, AllocatorName)
@@ -189,7 +248,7 @@ func TestUnusableFilesAreNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := dir(t, authority(t), RouterName)
 			require.NoError(t, c.spoil(d))
-			_, _, err := Client(d)
+			_, _, err := Client(d, RouterName)
 			require.ErrorContains(t, err, c.want)
 		})
 	}

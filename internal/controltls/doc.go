@@ -10,6 +10,7 @@
 //     use, client or server, and if it has the DNS name of the peer's role. The name stands
 //     for the role and not for an address, because routers follow the leader from address to
 //     address.
+//   - Routers and egress routers have roles of their own: [CheckRole] tells them apart.
 //   - The files are read again every 30 s. New connections use the new files. Open connections
 //     stay open. Unusable files are logged by gRPC and change nothing.
 //   - A replica that forwards a call to the leader's API verifies the role of the other end in the

@@ -28,8 +28,13 @@ func PerSecond(n float64) Limit {
 	if n == 0 {
 		return Limit{}
 	}
+	return New(n, int(max(atOnce, 2*n)))
+}
+
+// New returns the limit of n per second on average, above 0, of which burst may happen at once.
+func New(n float64, burst int) Limit {
 	every := time.Duration(float64(time.Second) / n)
-	return Limit{every, every * time.Duration(max(atOnce, 2*n))}
+	return Limit{every, every * time.Duration(burst)}
 }
 
 // Every is the time after which a bucket has one token more. 0: no limit.

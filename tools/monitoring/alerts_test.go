@@ -44,6 +44,11 @@ var causeExamples = []example{
 	{"one is stale", []string{"berth_allocator_leading: 1x10", "berth_router_connected{pod='r'}: 1x10", "berth_routecache_fresh{pod='r'}: 0+0x10"}, "5m", "BerthRouterHasNoSession", []firing{{labels: map[string]string{pod: "r"}}}},
 	{"there is no leader", []string{"berth_allocator_leading: 0+0x10", "berth_router_connected{pod='r'}: 0+0x10"}, "5m", "BerthRouterHasNoSession", nil},
 
+	{"both egress gateways have a session", []string{"berth_allocator_leading: 1x10", "berth_egress_connected{pod='r'}: 1x10", "berth_egress_fresh{pod='r'}: 1x10"}, "5m", "BerthEgressHasNoSession", nil},
+	{"one egress gateway has none", []string{"berth_allocator_leading: 1x10", "berth_egress_connected{pod='r'}: 0+0x10", "berth_egress_connected{pod='q'}: 1x10"}, "5m", "BerthEgressHasNoSession", []firing{{labels: map[string]string{pod: "r"}}}},
+	{"one egress gateway is stale", []string{"berth_allocator_leading: 1x10", "berth_egress_connected{pod='r'}: 1x10", "berth_egress_fresh{pod='r'}: 0+0x10"}, "5m", "BerthEgressHasNoSession", []firing{{labels: map[string]string{pod: "r"}}}},
+	{"there is no leader for egress", []string{"berth_allocator_leading: 0+0x10", "berth_egress_connected{pod='r'}: 0+0x10"}, "5m", "BerthEgressHasNoSession", nil},
+
 	{"the journal is whole", []string{"berth_allocator_journal_damaged: 0+0x10"}, "5m", "BerthJournalIsDamaged", nil},
 	{"the journal is damaged", []string{"berth_allocator_journal_damaged: 1x10"}, "5m", "BerthJournalIsDamaged", []firing{{}}},
 	{"no quarantine", []string{"berth_allocator_quarantine_seconds: 0+0x10"}, "5m", "BerthIsInQuarantine", nil},

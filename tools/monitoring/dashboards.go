@@ -224,6 +224,12 @@ func dashboards() []board {
 				by("Sandboxes whose activity is remembered", metric.TrackedSandboxes, pod), times("Time of looks at Envoy", metric.LookSeconds, pod), by("Looks that fail", metric.LookError, pod),
 				rates("Releases that a dry run left out", metric.WouldReap, ""),
 			}},
+			{"Egress gateways", []panel{
+				rates("Requests of sandboxes", metric.EgressRequests, metric.Outcome), rates("Refused requests of sandboxes", metric.EgressRequests, metric.Outcome, metric.Outcome+`!="`+metric.OutcomeAdmitted+`"`),
+				bytesPerSecond(rates("Bytes from sandboxes (out) and to them (in)", metric.EgressBytes, metric.Direction)),
+				by("Open requests and tunnels", metric.EgressOpen, pod), rates("Requests and tunnels that were cut", metric.EgressCut, pod), rates("Names looked up", metric.EgressLookups, pod),
+				by("Sandboxes", metric.EgressSandboxes, pod), by("Connected", metric.EgressConnected, pod), by("Fresh", metric.EgressFresh, pod), times("Time of pings", metric.EgressPingSeconds, pod),
+			}},
 		}},
 		{uid: "berth-journal", title: "Berth / Journal and fences", rows: []row{
 			{"Journal", []panel{
@@ -252,5 +258,7 @@ func dashboards() []board {
 }
 
 func seconds(p panel) panel { p.unit = units.Seconds; return p }
+
+func bytesPerSecond(p panel) panel { p.unit = units.BytesPerSecondIEC; return p }
 
 func stackedBy(p panel) panel { p.stacked = true; return p }

@@ -42,7 +42,7 @@ func TestFilesOfTheChartAreTheGeneratedOnes(t *testing.T) {
 func labelsOf(t *testing.T) map[string][]string {
 	t.Helper()
 	known := map[string][]string{}
-	for _, of := range []metric.Program{metric.Allocator, metric.Router} {
+	for _, of := range []metric.Program{metric.Allocator, metric.Router, metric.Egress} {
 		for _, r := range metric.Table(of) {
 			all := append([]string{namespace, pod}, r.Labels...)
 			if r.Type != metric.TypeHistogram {
@@ -156,7 +156,7 @@ func TestEveryMetricIsOnADashboard(t *testing.T) {
 			}
 		}
 	}
-	for _, of := range []metric.Program{metric.Allocator, metric.Router} {
+	for _, of := range []metric.Program{metric.Allocator, metric.Router, metric.Egress} {
 		for _, r := range metric.Table(of) {
 			require.Regexp(t, r.Name+`\b|`+r.Name+`_(bucket|sum|count)\b`, all.String())
 		}

@@ -64,6 +64,7 @@ func causes() []rule {
 	calls := sum(namespace, rate(metric.APICalls.Name, "10m"))
 	failed := sum(namespace, rate(series(metric.APICalls.Name, is(metric.Code, metric.CodeFailed)), "10m"))
 	noSession := most(namespace+", "+pod, metric.Connected.Name) + " == 0 or " + most(namespace+", "+pod, metric.CacheFresh.Name) + " == 0"
+	noEgress := most(namespace+", "+pod, metric.EgressConnected.Name) + " == 0 or " + most(namespace+", "+pod, metric.EgressFresh.Name) + " == 0"
 	return []rule{
 		alert("BerthHasNoLeader", page, "1m",
 			fmt.Sprintf("count by (%s) (%s) unless on (%s) %s or absent(%s)", namespace, metric.CacheFresh.Name, namespace, leads(), metric.Leading.Name),
@@ -72,6 +73,10 @@ func causes() []rule {
 			fmt.Sprintf("(%s) and on (%s) %s", noSession, namespace, leads()),
 			"A router has no session although an allocator leads",
 			"The router in {{ $labels.pod }} learns of no claim and of no release. It serves what it knows for --max-stale, and releases wait for it."),
+		alert("BerthEgressHasNoSession", page, "2m",
+			fmt.Sprintf("(%s) and on (%s) %s", noEgress, namespace, leads()),
+			"An egress gateway has no session although an allocator leads",
+			"The gateway in {{ $labels.pod }} refuses what sandboxes send through it. Changes of rules and releases of such sandboxes wait for it."),
 		alert("BerthJournalIsDamaged", page, "", of(metric.JournalDamaged.Row, "== 1"),
 			"The journal is damaged", "Another client has changed JournalSlot objects, and the leader cannot restore them. No other replica could lead."),
 		alert("BerthIsInQuarantine", page, "1m", of(metric.Quarantine.Row, "> 0"),

@@ -29,6 +29,7 @@ type request struct {
 	count, atLeast int
 	batch          bool
 	values         step.Values
+	sealHeaders    func(id string) []byte // nil: there are none
 	configuring    time.Duration
 	since          time.Duration // boot clock: when it came
 	waited         bool          // not all of its pods were warm then, or one of them was lost
@@ -42,6 +43,11 @@ type request struct {
 	got     []*sandboxes.Sandbox // of the facts, until the last of them is durable
 	// revives is the stopped sandbox that the pod is for; nil: the claim is for new ones.
 	revives *sandboxes.Sandbox
+}
+
+// hasRules reports whether it asks for rules of egress.
+func (req *request) hasRules() bool {
+	return req.sealHeaders != nil || !req.binding.Network.Equal(fact.EgressRules{})
 }
 
 // handed reports whether the facts of a bound claim were handed to a Write.
@@ -95,6 +101,8 @@ type Ask struct {
 	Count, AtLeast int
 	// Values come back in Configure. They are kept until the claim has its answer. nil: there are none.
 	Values step.Values
+	// SealHeaders returns Binding.Network.Headers for a sandbox with this ID. nil: there are none. It must not block.
+	SealHeaders func(id string) []byte
 }
 
 // SleepAsk is the fact.SleepPolicy that a claim asks for; nil: the default of the pool.
@@ -129,7 +137,7 @@ func (t *Table) Claim(ev Ask) {
 	}
 	req := request{
 		pool: pool, binding: ev.Binding, lifetime: ev.Lifetime, idle: ev.IdleTimeout, minBytes: ev.MinBytes, sleep: ev.Sleep,
-		count: max(1, ev.Count), batch: ev.Count > 0, ends: ev.Wait <= 0, values: ev.Values, configuring: ev.Configuring,
+		count: max(1, ev.Count), batch: ev.Count > 0, ends: ev.Wait <= 0, values: ev.Values, sealHeaders: ev.SealHeaders, configuring: ev.Configuring,
 		since: t.Now.Boot,
 	}
 	req.atLeast = req.count
@@ -244,7 +252,8 @@ func (t *Table) Serve(pool *pools.Pool) {
 		case t.dropDead(cl):
 		case p != nil && (cl.Request.values != nil || cl.Request.revives != nil) && p.Seen().AgentPort == 0: // of an older template
 			t.refuse(cl, step.NotConfigured)
-		case p != nil && !cl.Request.binding.Network.Equal(fact.EgressRules{}) && !p.Seen().Egress: // so is this
+		case p != nil && cl.Request.hasRules() && !p.Seen().Egress: // so is this
+			cl.Request.problem = noEgress
 			t.refuse(cl, step.NotConfigured)
 		case p != nil:
 			t.pods.Take(p)
@@ -266,6 +275,10 @@ func (t *Table) Serve(pool *pools.Pool) {
 		}
 	}
 }
+
+// noEgress is why a sandbox with rules gets no pod.
+const noEgress = "its rules of what it may reach need a pod that was made while its pool had spec.egress.mode Gateway: " +
+	"set that, and try again when such a pod is warm"
 
 // next returns the claim whose turn it is; nil: there is none. Only one batch at a time collects
 // pods, because two could wait for each other.
@@ -322,6 +335,9 @@ func (t *Table) bind(cl *Claim) {
 	}
 	for _, p := range req.pods {
 		b.ID = t.cfg.NewID()
+		if req.sealHeaders != nil {
+			b.Network.Headers = req.sealHeaders(b.ID)
+		}
 		b.Agent = fact.Agent{}
 		seen := p.Seen()
 		if seen.AgentPort != 0 {

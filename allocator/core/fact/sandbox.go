@@ -66,11 +66,14 @@ type Binding struct {
 // and must not be changed.
 type EgressRules struct {
 	Allow, Deny []string
+	// Headers are what the gateway sets on requests, sealed for the sandbox: see package credentials. Those of a claim are
+	// not there before it has an ID. A pool has none.
+	Headers []byte
 }
 
 // Equal reports whether two lists of rules are the same.
 func (r EgressRules) Equal(other EgressRules) bool {
-	return slices.Equal(r.Allow, other.Allow) && slices.Equal(r.Deny, other.Deny)
+	return slices.Equal(r.Allow, other.Allow) && slices.Equal(r.Deny, other.Deny) && slices.Equal(r.Headers, other.Headers)
 }
 
 // PoolEgress is what a pool lets its sandboxes reach. It is shared and must not be changed.
@@ -78,6 +81,18 @@ type PoolEgress struct {
 	EgressRules
 	// Ports are in ascending order; empty: 80 and 443.
 	Ports []uint16
+	// Credentials are the headers that the gateway sets. CredentialsUnknown: some cannot be read, so no request may go out
+	// that may need one.
+	Credentials        []EgressCredential
+	CredentialsUnknown bool
+}
+
+// EgressCredential is a header that the gateway sets on requests to one host. Value is the name of its value.
+type EgressCredential struct {
+	Host   string
+	Port   uint16
+	Header string
+	Value  string
 }
 
 // Equal reports whether two pools let their sandboxes reach the same; nil: what they do is not known.
@@ -85,7 +100,8 @@ func (e *PoolEgress) Equal(other *PoolEgress) bool {
 	if e == nil || other == nil {
 		return e == other
 	}
-	return e.EgressRules.Equal(other.EgressRules) && slices.Equal(e.Ports, other.Ports)
+	return e.EgressRules.Equal(other.EgressRules) && slices.Equal(e.Ports, other.Ports) &&
+		slices.Equal(e.Credentials, other.Credentials) && e.CredentialsUnknown == other.CredentialsUnknown
 }
 
 // SleepPolicy says when a sandbox falls asleep instead of being released: WhenIdle after its IdleTimeout, AtEnd at its

@@ -12,7 +12,7 @@ import (
 // Ledger has the fences of all released sandboxes.
 type Ledger struct {
 	connectWindow time.Duration
-	fences        map[string]*fence // by sandbox
+	fences        map[string]*fence // by sandbox, or by what else the owner of the ledger fences
 	underWay      *list.List        // of *fence: those that are not complete
 	owed          map[string][]owed // by router, in the order of sequences
 	unsent        []*fence          // those that have begun since AllSent

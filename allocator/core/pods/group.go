@@ -69,7 +69,7 @@ func (g *Group) Untouch() { g.touched = false }
 // Observe notes what a pool asks for now. Idle pods get the labels and annotations of the template.
 func (t *Table) Observe(spec step.Pool) *Group {
 	g := t.Group(spec.Key)
-	changed, otherPorts := g.Template != spec.Template, g.DefaultPort != spec.DefaultPort || !slices.Equal(g.Ports, spec.Ports) || !g.Egress.Equal(spec.Egress)
+	changed, otherRoutes := g.Template != spec.Template, g.DefaultPort != spec.DefaultPort || !slices.Equal(g.Ports, spec.Ports) || !g.Egress.Equal(spec.Egress)
 	syncs := changed || g.Metadata != spec.Metadata || g.Refused != spec.Refused
 	g.Pool, g.Known = spec, true
 	if changed {
@@ -80,7 +80,7 @@ func (t *Table) Observe(spec step.Pool) *Group {
 			t.consider(p)
 		}
 	}
-	if otherPorts {
+	if otherRoutes {
 		for _, p := range g.Sorted(Bound, Claimed) {
 			t.Notify(Disturbed{p})
 		}

@@ -16,7 +16,7 @@ import (
 func (t *Table) Bind(f *fact.SandboxFact) *Sandbox {
 	sb := &Sandbox{Sandbox: f.Sandbox, bound: true}
 	if g := t.pods.Find(sb.Pool); g != nil {
-		sb.takePorts(g) // they may have changed while the claim was written
+		sb.takeOfPool(g) // they may have changed while the claim was written
 	}
 	t.byPod[sb.Pod] = sb
 	t.addRoutes(sb)
@@ -114,6 +114,7 @@ func (t *Table) End(sb *Sandbox, how How, cause fact.Cause) {
 		return
 	}
 	released := &fact.SandboxFact{Sandbox: sb.next()}
+	released.Network.Headers = nil // their values have no use any more
 	sb.ran = sb.Phase >= fact.Running
 	sb.Phase = fact.Releasing
 	released.Phase, released.Cause, released.ReleasedAt = fact.Released, cause, t.Now.Wall
@@ -130,6 +131,7 @@ func (t *Table) EndDue(sb *Sandbox, how How, at time.Duration, cause fact.Cause)
 
 // released acts on a committed release. at is when that was known.
 func (t *Table) released(sb *Sandbox, f *fact.SandboxFact, at time.Duration) {
+	sb.Network.Headers = nil
 	t.deadlines.Remove(sb.ID)
 	t.idle.Remove(sb.ID)
 	t.live.remove(sb)
@@ -182,7 +184,7 @@ func (t *Table) PodChanged(sb *Sandbox, p *pods.Pod) {
 		}
 		return
 	}
-	if !sb.Over() && sb.takePorts(p.Group()) {
+	if !sb.Over() && sb.takeOfPool(p.Group()) {
 		t.Notify(Routed{sb})
 	}
 	switch cause, lost := sb.Unfit(p); {
@@ -242,7 +244,7 @@ func (t *Table) Found(sb *Sandbox, p *pods.Pod) {
 		return
 	}
 	sb.Workload = cmp.Or(sb.Workload, p.Seen().Workload)
-	sb.takePorts(p.Group())
+	sb.takeOfPool(p.Group())
 	if !sb.Over() {
 		return
 	}
@@ -259,9 +261,9 @@ func (t *Table) Found(sb *Sandbox, p *pods.Pod) {
 // addRoutes notes that routers may receive routes of a sandbox from now on.
 func (t *Table) addRoutes(sb *Sandbox) { t.pods.AddRoutes(sb.ID, sb.Pod, sb.addresses()) }
 
-// takePorts gives a sandbox the ports and the egress rules that the pool of its pod has now. It reports whether they are
+// takeOfPool gives a sandbox the ports and the egress rules that the pool of its pod has now. It reports whether they are
 // others.
-func (sb *Sandbox) takePorts(g *pods.Group) bool {
+func (sb *Sandbox) takeOfPool(g *pods.Group) bool {
 	if !g.Known {
 		return false
 	}

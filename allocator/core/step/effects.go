@@ -362,7 +362,7 @@ const (
 	CallAsleep   // it is asleep, or about to be
 	CallNotReady // it starts, or a router that may send it requests, or has its rules, does not answer
 	CallRefused  // its processes could not be stopped, or its archive was not written
-	CallUnfit    // its pod cannot sleep, or has no egress rules
+	CallUnfit    // its pod cannot sleep, or reaches no egress gateway
 )
 
 // DeclareStatus is the outcome of a DeclareDead.

@@ -98,6 +98,7 @@ type RouterMessage struct {
 	//	*RouterMessage_Report
 	//	*RouterMessage_Quiesced
 	//	*RouterMessage_Probed
+	//	*RouterMessage_EgressUsage
 	Message       isRouterMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -221,6 +222,15 @@ func (x *RouterMessage) GetProbed() *Probed {
 	return nil
 }
 
+func (x *RouterMessage) GetEgressUsage() *EgressUsage {
+	if x != nil {
+		if x, ok := x.Message.(*RouterMessage_EgressUsage); ok {
+			return x.EgressUsage
+		}
+	}
+	return nil
+}
+
 type isRouterMessage_Message interface {
 	isRouterMessage_Message()
 }
@@ -261,6 +271,10 @@ type RouterMessage_Probed struct {
 	Probed *Probed `protobuf:"bytes,9,opt,name=probed,proto3,oneof"`
 }
 
+type RouterMessage_EgressUsage struct {
+	EgressUsage *EgressUsage `protobuf:"bytes,10,opt,name=egress_usage,json=egressUsage,proto3,oneof"`
+}
+
 func (*RouterMessage_Join) isRouterMessage_Message() {}
 
 func (*RouterMessage_Ack) isRouterMessage_Message() {}
@@ -278,6 +292,8 @@ func (*RouterMessage_Report) isRouterMessage_Message() {}
 func (*RouterMessage_Quiesced) isRouterMessage_Message() {}
 
 func (*RouterMessage_Probed) isRouterMessage_Message() {}
+
+func (*RouterMessage_EgressUsage) isRouterMessage_Message() {}
 
 // Join opens a session, or continues the session of the same router ID.
 type Join struct {
@@ -313,7 +329,7 @@ type Join struct {
 	// most the max-stale of the allocators. An egress router decides what leaves sandboxes, and routes no request to one. It
 	// gets what concerns the sandboxes of pools whose pods reach nothing but its gateway: Snapshot, Route, Release,
 	// Resolved and closes. Its routes have no credentials, it gets no Quiesce, Resume, Probe or Keys, and its Report,
-	// Quiesced, Probed and Resolve.wake are ignored. It has a gateway_hash. A router ID stays of one kind.
+	// Quiesced, Probed and Resolve.wake are ignored. It alone gets AskEgressUsage. It has a gateway_hash. A router ID stays of one kind.
 	EgressMaxStaleNanos uint64 `protobuf:"varint,10,opt,name=egress_max_stale_nanos,json=egressMaxStaleNanos,proto3" json:"egress_max_stale_nanos,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
@@ -764,6 +780,194 @@ func (x *Dead) GetGatewaySecret() []byte {
 	return nil
 }
 
+// EgressUsage answers an AskEgressUsage. The numbers have grown since the router knows this pod of the sandbox.
+type EgressUsage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of the question.
+	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// Whether the router knows the sandbox. Without it nothing else is set.
+	Known bool `protobuf:"varint,2,opt,name=known,proto3" json:"known,omitempty"`
+	// Requests and tunnels.
+	Admitted uint64 `protobuf:"varint,3,opt,name=admitted,proto3" json:"admitted,omitempty"`
+	Refused  uint64 `protobuf:"varint,4,opt,name=refused,proto3" json:"refused,omitempty"`
+	Open     uint32 `protobuf:"varint,5,opt,name=open,proto3" json:"open,omitempty"`
+	// What has passed to origins and from them at least, with headers and TLS.
+	SentBytes     uint64 `protobuf:"varint,6,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	ReceivedBytes uint64 `protobuf:"varint,7,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
+	// The latest ones, at most 64.
+	Destinations  []*EgressDestination `protobuf:"bytes,8,rep,name=destinations,proto3" json:"destinations,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressUsage) Reset() {
+	*x = EgressUsage{}
+	mi := &file_api_control_v1_control_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressUsage) ProtoMessage() {}
+
+func (x *EgressUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressUsage.ProtoReflect.Descriptor instead.
+func (*EgressUsage) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *EgressUsage) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *EgressUsage) GetKnown() bool {
+	if x != nil {
+		return x.Known
+	}
+	return false
+}
+
+func (x *EgressUsage) GetAdmitted() uint64 {
+	if x != nil {
+		return x.Admitted
+	}
+	return 0
+}
+
+func (x *EgressUsage) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *EgressUsage) GetOpen() uint32 {
+	if x != nil {
+		return x.Open
+	}
+	return 0
+}
+
+func (x *EgressUsage) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *EgressUsage) GetReceivedBytes() uint64 {
+	if x != nil {
+		return x.ReceivedBytes
+	}
+	return 0
+}
+
+func (x *EgressUsage) GetDestinations() []*EgressDestination {
+	if x != nil {
+		return x.Destinations
+	}
+	return nil
+}
+
+// EgressDestination is a destination of requests of one sandbox, and what became of them.
+type EgressDestination struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A name or an address, at most 253 bytes.
+	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// 1 to 65535.
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// Why requests were refused: a word of package api/apierror, at most 64 characters of [a-z_]. Empty: they were
+	// admitted.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Count  uint64 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`
+	// The time since the newest of them, in milliseconds.
+	AgeMillis     uint64 `protobuf:"varint,5,opt,name=age_millis,json=ageMillis,proto3" json:"age_millis,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressDestination) Reset() {
+	*x = EgressDestination{}
+	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressDestination) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressDestination) ProtoMessage() {}
+
+func (x *EgressDestination) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressDestination.ProtoReflect.Descriptor instead.
+func (*EgressDestination) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *EgressDestination) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *EgressDestination) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *EgressDestination) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *EgressDestination) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *EgressDestination) GetAgeMillis() uint64 {
+	if x != nil {
+		return x.AgeMillis
+	}
+	return 0
+}
+
 // Ack says that every message up to and including sequence has taken effect.
 type Ack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -774,7 +978,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_api_control_v1_control_proto_msgTypes[7]
+	mi := &file_api_control_v1_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -786,7 +990,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[7]
+	mi := &file_api_control_v1_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -799,7 +1003,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{7}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Ack) GetSequence() uint64 {
@@ -823,7 +1027,7 @@ type Resolve struct {
 
 func (x *Resolve) Reset() {
 	*x = Resolve{}
-	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	mi := &file_api_control_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +1039,7 @@ func (x *Resolve) String() string {
 func (*Resolve) ProtoMessage() {}
 
 func (x *Resolve) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	mi := &file_api_control_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +1052,7 @@ func (x *Resolve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolve.ProtoReflect.Descriptor instead.
 func (*Resolve) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Resolve) GetSandboxId() string {
@@ -877,7 +1081,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -889,7 +1093,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -902,7 +1106,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Ping) GetNonce() uint64 {
@@ -926,7 +1130,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_api_control_v1_control_proto_msgTypes[10]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1142,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[10]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1155,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Goodbye) GetLooked() bool {
@@ -988,6 +1192,8 @@ type AllocatorMessage struct {
 	//	*AllocatorMessage_Resume
 	//	*AllocatorMessage_Probe
 	//	*AllocatorMessage_Keys
+	//	*AllocatorMessage_AskEgressUsage
+	//	*AllocatorMessage_Credentials
 	Message       isAllocatorMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -995,7 +1201,7 @@ type AllocatorMessage struct {
 
 func (x *AllocatorMessage) Reset() {
 	*x = AllocatorMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1007,7 +1213,7 @@ func (x *AllocatorMessage) String() string {
 func (*AllocatorMessage) ProtoMessage() {}
 
 func (x *AllocatorMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1020,7 +1226,7 @@ func (x *AllocatorMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocatorMessage.ProtoReflect.Descriptor instead.
 func (*AllocatorMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AllocatorMessage) GetTerm() uint64 {
@@ -1148,6 +1354,24 @@ func (x *AllocatorMessage) GetKeys() *Keys {
 	return nil
 }
 
+func (x *AllocatorMessage) GetAskEgressUsage() *AskEgressUsage {
+	if x != nil {
+		if x, ok := x.Message.(*AllocatorMessage_AskEgressUsage); ok {
+			return x.AskEgressUsage
+		}
+	}
+	return nil
+}
+
+func (x *AllocatorMessage) GetCredentials() *Credentials {
+	if x != nil {
+		if x, ok := x.Message.(*AllocatorMessage_Credentials); ok {
+			return x.Credentials
+		}
+	}
+	return nil
+}
+
 type isAllocatorMessage_Message interface {
 	isAllocatorMessage_Message()
 }
@@ -1192,6 +1416,14 @@ type AllocatorMessage_Keys struct {
 	Keys *Keys `protobuf:"bytes,14,opt,name=keys,proto3,oneof"`
 }
 
+type AllocatorMessage_AskEgressUsage struct {
+	AskEgressUsage *AskEgressUsage `protobuf:"bytes,15,opt,name=ask_egress_usage,json=askEgressUsage,proto3,oneof"`
+}
+
+type AllocatorMessage_Credentials struct {
+	Credentials *Credentials `protobuf:"bytes,16,opt,name=credentials,proto3,oneof"`
+}
+
 func (*AllocatorMessage_NotLeader) isAllocatorMessage_Message() {}
 
 func (*AllocatorMessage_Snapshot) isAllocatorMessage_Message() {}
@@ -1212,6 +1444,10 @@ func (*AllocatorMessage_Probe) isAllocatorMessage_Message() {}
 
 func (*AllocatorMessage_Keys) isAllocatorMessage_Message() {}
 
+func (*AllocatorMessage_AskEgressUsage) isAllocatorMessage_Message() {}
+
+func (*AllocatorMessage_Credentials) isAllocatorMessage_Message() {}
+
 // NotLeader says that this replica does not lead.
 type NotLeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1223,7 +1459,7 @@ type NotLeader struct {
 
 func (x *NotLeader) Reset() {
 	*x = NotLeader{}
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1235,7 +1471,7 @@ func (x *NotLeader) String() string {
 func (*NotLeader) ProtoMessage() {}
 
 func (x *NotLeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1248,7 +1484,7 @@ func (x *NotLeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotLeader.ProtoReflect.Descriptor instead.
 func (*NotLeader) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NotLeader) GetLeaderAddress() string {
@@ -1270,7 +1506,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1282,7 +1518,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1295,7 +1531,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Snapshot) GetRoutes() []*Route {
@@ -1351,7 +1587,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1363,7 +1599,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1376,7 +1612,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Route) GetSandboxId() string {
@@ -1490,14 +1726,19 @@ type Egress struct {
 	// How often the sandbox was stopped before it got its pod. An address and an ID are those of one pod only with it.
 	Incarnation uint64 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// The SHA-256 of the egress token (package api/sandboxaccess), 32 bytes.
-	TokenHash     []byte `protobuf:"bytes,5,opt,name=token_hash,json=tokenHash,proto3" json:"token_hash,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	TokenHash []byte `protobuf:"bytes,5,opt,name=token_hash,json=tokenHash,proto3" json:"token_hash,omitempty"`
+	// The headers that the gateway sets. Of two with one host, port and name the last counts. A router of an earlier version
+	// sets none.
+	Headers []*EgressHeader `protobuf:"bytes,6,rep,name=headers,proto3" json:"headers,omitempty"`
+	// Some of the headers that the claim has cannot be read, so no request that may need one is let through.
+	HeadersUnknown bool `protobuf:"varint,7,opt,name=headers_unknown,json=headersUnknown,proto3" json:"headers_unknown,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Egress) Reset() {
 	*x = Egress{}
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1509,7 +1750,7 @@ func (x *Egress) String() string {
 func (*Egress) ProtoMessage() {}
 
 func (x *Egress) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1522,7 +1763,7 @@ func (x *Egress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Egress.ProtoReflect.Descriptor instead.
 func (*Egress) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Egress) GetPool() *EgressRules {
@@ -1560,6 +1801,167 @@ func (x *Egress) GetTokenHash() []byte {
 	return nil
 }
 
+func (x *Egress) GetHeaders() []*EgressHeader {
+	if x != nil {
+		return x.Headers
+	}
+	return nil
+}
+
+func (x *Egress) GetHeadersUnknown() bool {
+	if x != nil {
+		return x.HeadersUnknown
+	}
+	return false
+}
+
+// EgressHeader is a header that the gateway sets on plain requests to one host, to which it speaks TLS.
+type EgressHeader struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the host, at most 253 bytes. A router does not let requests to it through if it cannot read the rest.
+	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// 1 to 65535. 0: 443.
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// The name of the header, at most 128 bytes.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// The value, at most 4 KiB. It is in no log.
+	Value string `protobuf:"bytes,4,opt,name=value,proto3" json:"value,omitempty"`
+	// Not empty: the value is the one of this name in the newest Credentials.
+	Credential    string `protobuf:"bytes,5,opt,name=credential,proto3" json:"credential,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressHeader) Reset() {
+	*x = EgressHeader{}
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressHeader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressHeader) ProtoMessage() {}
+
+func (x *EgressHeader) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressHeader.ProtoReflect.Descriptor instead.
+func (*EgressHeader) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *EgressHeader) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *EgressHeader) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *EgressHeader) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EgressHeader) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *EgressHeader) GetCredential() string {
+	if x != nil {
+		return x.Credential
+	}
+	return ""
+}
+
+// Credentials is a part of the values of pools. It is for egress routers only. All parts follow the snapshot, before the
+// first Pong, and again each change of a value. The parts up to the one with last replace all values of the router at once.
+// They need no Ack. A request that needs a value which the router does not have is refused.
+type Credentials struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 4 KiB each. They are in no log.
+	Values map[string]string `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Last   bool              `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// The leader has not read the values yet.
+	Unread        bool `protobuf:"varint,3,opt,name=unread,proto3" json:"unread,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Credentials) Reset() {
+	*x = Credentials{}
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Credentials) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Credentials) ProtoMessage() {}
+
+func (x *Credentials) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Credentials.ProtoReflect.Descriptor instead.
+func (*Credentials) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Credentials) GetValues() map[string]string {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *Credentials) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
+}
+
+func (x *Credentials) GetUnread() bool {
+	if x != nil {
+		return x.Unread
+	}
+	return false
+}
+
 // EgressRules are two lists of at most 256 entries of at most 1,024 bytes each.
 type EgressRules struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1571,7 +1973,7 @@ type EgressRules struct {
 
 func (x *EgressRules) Reset() {
 	*x = EgressRules{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1583,7 +1985,7 @@ func (x *EgressRules) String() string {
 func (*EgressRules) ProtoMessage() {}
 
 func (x *EgressRules) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1596,7 +1998,7 @@ func (x *EgressRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressRules.ProtoReflect.Descriptor instead.
 func (*EgressRules) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EgressRules) GetAllow() []string {
@@ -1629,7 +2031,7 @@ type Keys struct {
 
 func (x *Keys) Reset() {
 	*x = Keys{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +2043,7 @@ func (x *Keys) String() string {
 func (*Keys) ProtoMessage() {}
 
 func (x *Keys) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +2056,7 @@ func (x *Keys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keys.ProtoReflect.Descriptor instead.
 func (*Keys) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Keys) GetTeams() []*TeamKeys {
@@ -1690,7 +2092,7 @@ type TeamKeys struct {
 
 func (x *TeamKeys) Reset() {
 	*x = TeamKeys{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1702,7 +2104,7 @@ func (x *TeamKeys) String() string {
 func (*TeamKeys) ProtoMessage() {}
 
 func (x *TeamKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1715,7 +2117,7 @@ func (x *TeamKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeamKeys.ProtoReflect.Descriptor instead.
 func (*TeamKeys) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TeamKeys) GetTeam() string {
@@ -1744,7 +2146,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1756,7 +2158,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1769,7 +2171,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Release) GetSandboxIds() []string {
@@ -1800,7 +2202,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1812,7 +2214,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1825,7 +2227,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *End) GetReason() string {
@@ -1866,7 +2268,7 @@ type Resolved struct {
 
 func (x *Resolved) Reset() {
 	*x = Resolved{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +2280,7 @@ func (x *Resolved) String() string {
 func (*Resolved) ProtoMessage() {}
 
 func (x *Resolved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +2293,7 @@ func (x *Resolved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolved.ProtoReflect.Descriptor instead.
 func (*Resolved) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Resolved) GetSandboxId() string {
@@ -2003,7 +2405,7 @@ type Gone struct {
 
 func (x *Gone) Reset() {
 	*x = Gone{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2015,7 +2417,7 @@ func (x *Gone) String() string {
 func (*Gone) ProtoMessage() {}
 
 func (x *Gone) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2028,7 +2430,7 @@ func (x *Gone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gone.ProtoReflect.Descriptor instead.
 func (*Gone) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Gone) GetEnd() *End {
@@ -2046,7 +2448,7 @@ type Unknown struct {
 
 func (x *Unknown) Reset() {
 	*x = Unknown{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +2460,7 @@ func (x *Unknown) String() string {
 func (*Unknown) ProtoMessage() {}
 
 func (x *Unknown) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +2473,7 @@ func (x *Unknown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unknown.ProtoReflect.Descriptor instead.
 func (*Unknown) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 type Starting struct {
@@ -2084,7 +2486,7 @@ type Starting struct {
 
 func (x *Starting) Reset() {
 	*x = Starting{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2096,7 +2498,7 @@ func (x *Starting) String() string {
 func (*Starting) ProtoMessage() {}
 
 func (x *Starting) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2109,7 +2511,7 @@ func (x *Starting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Starting.ProtoReflect.Descriptor instead.
 func (*Starting) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Starting) GetHoldMillis() uint32 {
@@ -2134,7 +2536,7 @@ type Asleep struct {
 
 func (x *Asleep) Reset() {
 	*x = Asleep{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2548,7 @@ func (x *Asleep) String() string {
 func (*Asleep) ProtoMessage() {}
 
 func (x *Asleep) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2561,7 @@ func (x *Asleep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Asleep.ProtoReflect.Descriptor instead.
 func (*Asleep) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Asleep) GetRoute() *Route {
@@ -2194,7 +2596,7 @@ type Pong struct {
 
 func (x *Pong) Reset() {
 	*x = Pong{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2206,7 +2608,7 @@ func (x *Pong) String() string {
 func (*Pong) ProtoMessage() {}
 
 func (x *Pong) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2219,7 +2621,7 @@ func (x *Pong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pong.ProtoReflect.Descriptor instead.
 func (*Pong) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Pong) GetNonce() uint64 {
@@ -2250,7 +2652,7 @@ type Quiesce struct {
 
 func (x *Quiesce) Reset() {
 	*x = Quiesce{}
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2262,7 +2664,7 @@ func (x *Quiesce) String() string {
 func (*Quiesce) ProtoMessage() {}
 
 func (x *Quiesce) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2275,7 +2677,7 @@ func (x *Quiesce) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quiesce.ProtoReflect.Descriptor instead.
 func (*Quiesce) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Quiesce) GetNumber() uint64 {
@@ -2304,7 +2706,7 @@ type Question struct {
 
 func (x *Question) Reset() {
 	*x = Question{}
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2316,7 +2718,7 @@ func (x *Question) String() string {
 func (*Question) ProtoMessage() {}
 
 func (x *Question) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2329,7 +2731,7 @@ func (x *Question) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Question.ProtoReflect.Descriptor instead.
 func (*Question) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Question) GetSandboxId() string {
@@ -2366,7 +2768,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2378,7 +2780,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2391,7 +2793,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Probe) GetSandboxId() string {
@@ -2429,6 +2831,61 @@ func (x *Probe) GetNumber() uint64 {
 	return 0
 }
 
+// AskEgressUsage asks an egress router about the requests of one sandbox. The answer is one EgressUsage, at once. A
+// router of an earlier version does not answer.
+type AskEgressUsage struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// Chosen by the leader and returned in EgressUsage.
+	Number        uint64 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AskEgressUsage) Reset() {
+	*x = AskEgressUsage{}
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AskEgressUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AskEgressUsage) ProtoMessage() {}
+
+func (x *AskEgressUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AskEgressUsage.ProtoReflect.Descriptor instead.
+func (*AskEgressUsage) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *AskEgressUsage) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *AskEgressUsage) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
 // Resume ends the effect of Quiesce for these sandboxes.
 type Resume struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2439,7 +2896,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2451,7 +2908,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2464,7 +2921,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Resume) GetSandboxIds() []string {
@@ -2478,7 +2935,7 @@ var File_api_control_v1_control_proto protoreflect.FileDescriptor
 
 const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
-	"\x1capi/control/v1/control.proto\x12\x10berth.control.v1\"\xdf\x03\n" +
+	"\x1capi/control/v1/control.proto\x12\x10berth.control.v1\"\xa3\x04\n" +
 	"\rRouterMessage\x12,\n" +
 	"\x04join\x18\x01 \x01(\v2\x16.berth.control.v1.JoinH\x00R\x04join\x12)\n" +
 	"\x03ack\x18\x02 \x01(\v2\x15.berth.control.v1.AckH\x00R\x03ack\x125\n" +
@@ -2488,7 +2945,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04dead\x18\x06 \x01(\v2\x16.berth.control.v1.DeadH\x00R\x04dead\x122\n" +
 	"\x06report\x18\a \x01(\v2\x18.berth.control.v1.ReportH\x00R\x06report\x128\n" +
 	"\bquiesced\x18\b \x01(\v2\x1a.berth.control.v1.QuiescedH\x00R\bquiesced\x122\n" +
-	"\x06probed\x18\t \x01(\v2\x18.berth.control.v1.ProbedH\x00R\x06probedB\t\n" +
+	"\x06probed\x18\t \x01(\v2\x18.berth.control.v1.ProbedH\x00R\x06probed\x12B\n" +
+	"\fegress_usage\x18\n" +
+	" \x01(\v2\x1d.berth.control.v1.EgressUsageH\x00R\vegressUsageB\t\n" +
 	"\amessage\"\xc1\x02\n" +
 	"\x04Join\x12\x1b\n" +
 	"\trouter_id\x18\x01 \x01(\tR\brouterId\x12&\n" +
@@ -2534,7 +2993,24 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04Dead\x12\x1d\n" +
 	"\n" +
 	"router_ids\x18\x01 \x03(\tR\trouterIds\x12%\n" +
-	"\x0egateway_secret\x18\x02 \x01(\fR\rgatewaySecret\"!\n" +
+	"\x0egateway_secret\x18\x02 \x01(\fR\rgatewaySecret\"\x94\x02\n" +
+	"\vEgressUsage\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x14\n" +
+	"\x05known\x18\x02 \x01(\bR\x05known\x12\x1a\n" +
+	"\badmitted\x18\x03 \x01(\x04R\badmitted\x12\x18\n" +
+	"\arefused\x18\x04 \x01(\x04R\arefused\x12\x12\n" +
+	"\x04open\x18\x05 \x01(\rR\x04open\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\x06 \x01(\x04R\tsentBytes\x12%\n" +
+	"\x0ereceived_bytes\x18\a \x01(\x04R\rreceivedBytes\x12G\n" +
+	"\fdestinations\x18\b \x03(\v2#.berth.control.v1.EgressDestinationR\fdestinations\"\x88\x01\n" +
+	"\x11EgressDestination\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05count\x18\x04 \x01(\x04R\x05count\x12\x1d\n" +
+	"\n" +
+	"age_millis\x18\x05 \x01(\x04R\tageMillis\"!\n" +
 	"\x03Ack\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\"<\n" +
 	"\aResolve\x12\x1d\n" +
@@ -2544,7 +3020,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04Ping\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\"!\n" +
 	"\aGoodbye\x12\x16\n" +
-	"\x06looked\x18\x01 \x01(\bR\x06looked\"\x95\x05\n" +
+	"\x06looked\x18\x01 \x01(\bR\x06looked\"\xa6\x06\n" +
 	"\x10AllocatorMessage\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
@@ -2561,7 +3037,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\aquiesce\x18\v \x01(\v2\x19.berth.control.v1.QuiesceH\x00R\aquiesce\x122\n" +
 	"\x06resume\x18\f \x01(\v2\x18.berth.control.v1.ResumeH\x00R\x06resume\x12/\n" +
 	"\x05probe\x18\r \x01(\v2\x17.berth.control.v1.ProbeH\x00R\x05probe\x12,\n" +
-	"\x04keys\x18\x0e \x01(\v2\x16.berth.control.v1.KeysH\x00R\x04keysB\t\n" +
+	"\x04keys\x18\x0e \x01(\v2\x16.berth.control.v1.KeysH\x00R\x04keys\x12L\n" +
+	"\x10ask_egress_usage\x18\x0f \x01(\v2 .berth.control.v1.AskEgressUsageH\x00R\x0easkEgressUsage\x12A\n" +
+	"\vcredentials\x18\x10 \x01(\v2\x1d.berth.control.v1.CredentialsH\x00R\vcredentialsB\t\n" +
 	"\amessage\"2\n" +
 	"\tNotLeader\x12%\n" +
 	"\x0eleader_address\x18\x01 \x01(\tR\rleaderAddress\"O\n" +
@@ -2586,14 +3064,31 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"agent_port\x18\v \x01(\rR\tagentPort\x12!\n" +
 	"\fagent_public\x18\f \x01(\bR\vagentPublic\x12\x12\n" +
 	"\x04pool\x18\r \x01(\tR\x04pool\x120\n" +
-	"\x06egress\x18\x0e \x01(\v2\x18.berth.control.v1.EgressR\x06egress\"\xc7\x01\n" +
+	"\x06egress\x18\x0e \x01(\v2\x18.berth.control.v1.EgressR\x06egress\"\xaa\x02\n" +
 	"\x06Egress\x121\n" +
 	"\x04pool\x18\x01 \x01(\v2\x1d.berth.control.v1.EgressRulesR\x04pool\x123\n" +
 	"\x05claim\x18\x02 \x01(\v2\x1d.berth.control.v1.EgressRulesR\x05claim\x12\x14\n" +
 	"\x05ports\x18\x03 \x03(\rR\x05ports\x12 \n" +
 	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x12\x1d\n" +
 	"\n" +
-	"token_hash\x18\x05 \x01(\fR\ttokenHash\"7\n" +
+	"token_hash\x18\x05 \x01(\fR\ttokenHash\x128\n" +
+	"\aheaders\x18\x06 \x03(\v2\x1e.berth.control.v1.EgressHeaderR\aheaders\x12'\n" +
+	"\x0fheaders_unknown\x18\a \x01(\bR\x0eheadersUnknown\"\x80\x01\n" +
+	"\fEgressHeader\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x04 \x01(\tR\x05value\x12\x1e\n" +
+	"\n" +
+	"credential\x18\x05 \x01(\tR\n" +
+	"credential\"\xb7\x01\n" +
+	"\vCredentials\x12A\n" +
+	"\x06values\x18\x01 \x03(\v2).berth.control.v1.Credentials.ValuesEntryR\x06values\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\x12\x16\n" +
+	"\x06unread\x18\x03 \x01(\bR\x06unread\x1a9\n" +
+	"\vValuesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"7\n" +
 	"\vEgressRules\x12\x14\n" +
 	"\x05allow\x18\x01 \x03(\tR\x05allow\x12\x12\n" +
 	"\x04deny\x18\x02 \x03(\tR\x04deny\"d\n" +
@@ -2647,7 +3142,11 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x06pod_ip\x18\x02 \x01(\tR\x05podIp\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12\x12\n" +
 	"\x04path\x18\x04 \x01(\tR\x04path\x12\x16\n" +
-	"\x06number\x18\x05 \x01(\x04R\x06number\")\n" +
+	"\x06number\x18\x05 \x01(\x04R\x06number\"G\n" +
+	"\x0eAskEgressUsage\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\")\n" +
 	"\x06Resume\x12\x1f\n" +
 	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
 	"sandboxIds*>\n" +
@@ -2671,85 +3170,97 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_api_control_v1_control_proto_goTypes = []any{
-	(Access)(0),              // 0: berth.control.v1.Access
-	(*RouterMessage)(nil),    // 1: berth.control.v1.RouterMessage
-	(*Join)(nil),             // 2: berth.control.v1.Join
-	(*Report)(nil),           // 3: berth.control.v1.Report
-	(*Activity)(nil),         // 4: berth.control.v1.Activity
-	(*Quiesced)(nil),         // 5: berth.control.v1.Quiesced
-	(*Probed)(nil),           // 6: berth.control.v1.Probed
-	(*Dead)(nil),             // 7: berth.control.v1.Dead
-	(*Ack)(nil),              // 8: berth.control.v1.Ack
-	(*Resolve)(nil),          // 9: berth.control.v1.Resolve
-	(*Ping)(nil),             // 10: berth.control.v1.Ping
-	(*Goodbye)(nil),          // 11: berth.control.v1.Goodbye
-	(*AllocatorMessage)(nil), // 12: berth.control.v1.AllocatorMessage
-	(*NotLeader)(nil),        // 13: berth.control.v1.NotLeader
-	(*Snapshot)(nil),         // 14: berth.control.v1.Snapshot
-	(*Route)(nil),            // 15: berth.control.v1.Route
-	(*Egress)(nil),           // 16: berth.control.v1.Egress
-	(*EgressRules)(nil),      // 17: berth.control.v1.EgressRules
-	(*Keys)(nil),             // 18: berth.control.v1.Keys
-	(*TeamKeys)(nil),         // 19: berth.control.v1.TeamKeys
-	(*Release)(nil),          // 20: berth.control.v1.Release
-	(*End)(nil),              // 21: berth.control.v1.End
-	(*Resolved)(nil),         // 22: berth.control.v1.Resolved
-	(*Gone)(nil),             // 23: berth.control.v1.Gone
-	(*Unknown)(nil),          // 24: berth.control.v1.Unknown
-	(*Starting)(nil),         // 25: berth.control.v1.Starting
-	(*Asleep)(nil),           // 26: berth.control.v1.Asleep
-	(*Pong)(nil),             // 27: berth.control.v1.Pong
-	(*Quiesce)(nil),          // 28: berth.control.v1.Quiesce
-	(*Question)(nil),         // 29: berth.control.v1.Question
-	(*Probe)(nil),            // 30: berth.control.v1.Probe
-	(*Resume)(nil),           // 31: berth.control.v1.Resume
+	(Access)(0),               // 0: berth.control.v1.Access
+	(*RouterMessage)(nil),     // 1: berth.control.v1.RouterMessage
+	(*Join)(nil),              // 2: berth.control.v1.Join
+	(*Report)(nil),            // 3: berth.control.v1.Report
+	(*Activity)(nil),          // 4: berth.control.v1.Activity
+	(*Quiesced)(nil),          // 5: berth.control.v1.Quiesced
+	(*Probed)(nil),            // 6: berth.control.v1.Probed
+	(*Dead)(nil),              // 7: berth.control.v1.Dead
+	(*EgressUsage)(nil),       // 8: berth.control.v1.EgressUsage
+	(*EgressDestination)(nil), // 9: berth.control.v1.EgressDestination
+	(*Ack)(nil),               // 10: berth.control.v1.Ack
+	(*Resolve)(nil),           // 11: berth.control.v1.Resolve
+	(*Ping)(nil),              // 12: berth.control.v1.Ping
+	(*Goodbye)(nil),           // 13: berth.control.v1.Goodbye
+	(*AllocatorMessage)(nil),  // 14: berth.control.v1.AllocatorMessage
+	(*NotLeader)(nil),         // 15: berth.control.v1.NotLeader
+	(*Snapshot)(nil),          // 16: berth.control.v1.Snapshot
+	(*Route)(nil),             // 17: berth.control.v1.Route
+	(*Egress)(nil),            // 18: berth.control.v1.Egress
+	(*EgressHeader)(nil),      // 19: berth.control.v1.EgressHeader
+	(*Credentials)(nil),       // 20: berth.control.v1.Credentials
+	(*EgressRules)(nil),       // 21: berth.control.v1.EgressRules
+	(*Keys)(nil),              // 22: berth.control.v1.Keys
+	(*TeamKeys)(nil),          // 23: berth.control.v1.TeamKeys
+	(*Release)(nil),           // 24: berth.control.v1.Release
+	(*End)(nil),               // 25: berth.control.v1.End
+	(*Resolved)(nil),          // 26: berth.control.v1.Resolved
+	(*Gone)(nil),              // 27: berth.control.v1.Gone
+	(*Unknown)(nil),           // 28: berth.control.v1.Unknown
+	(*Starting)(nil),          // 29: berth.control.v1.Starting
+	(*Asleep)(nil),            // 30: berth.control.v1.Asleep
+	(*Pong)(nil),              // 31: berth.control.v1.Pong
+	(*Quiesce)(nil),           // 32: berth.control.v1.Quiesce
+	(*Question)(nil),          // 33: berth.control.v1.Question
+	(*Probe)(nil),             // 34: berth.control.v1.Probe
+	(*AskEgressUsage)(nil),    // 35: berth.control.v1.AskEgressUsage
+	(*Resume)(nil),            // 36: berth.control.v1.Resume
+	nil,                       // 37: berth.control.v1.Credentials.ValuesEntry
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	2,  // 0: berth.control.v1.RouterMessage.join:type_name -> berth.control.v1.Join
-	8,  // 1: berth.control.v1.RouterMessage.ack:type_name -> berth.control.v1.Ack
-	9,  // 2: berth.control.v1.RouterMessage.resolve:type_name -> berth.control.v1.Resolve
-	10, // 3: berth.control.v1.RouterMessage.ping:type_name -> berth.control.v1.Ping
-	11, // 4: berth.control.v1.RouterMessage.goodbye:type_name -> berth.control.v1.Goodbye
+	10, // 1: berth.control.v1.RouterMessage.ack:type_name -> berth.control.v1.Ack
+	11, // 2: berth.control.v1.RouterMessage.resolve:type_name -> berth.control.v1.Resolve
+	12, // 3: berth.control.v1.RouterMessage.ping:type_name -> berth.control.v1.Ping
+	13, // 4: berth.control.v1.RouterMessage.goodbye:type_name -> berth.control.v1.Goodbye
 	7,  // 5: berth.control.v1.RouterMessage.dead:type_name -> berth.control.v1.Dead
 	3,  // 6: berth.control.v1.RouterMessage.report:type_name -> berth.control.v1.Report
 	5,  // 7: berth.control.v1.RouterMessage.quiesced:type_name -> berth.control.v1.Quiesced
 	6,  // 8: berth.control.v1.RouterMessage.probed:type_name -> berth.control.v1.Probed
-	4,  // 9: berth.control.v1.Report.activities:type_name -> berth.control.v1.Activity
-	4,  // 10: berth.control.v1.Quiesced.activities:type_name -> berth.control.v1.Activity
-	13, // 11: berth.control.v1.AllocatorMessage.not_leader:type_name -> berth.control.v1.NotLeader
-	14, // 12: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
-	15, // 13: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
-	20, // 14: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
-	22, // 15: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
-	27, // 16: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
-	28, // 17: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
-	31, // 18: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
-	30, // 19: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
-	18, // 20: berth.control.v1.AllocatorMessage.keys:type_name -> berth.control.v1.Keys
-	15, // 21: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
-	0,  // 22: berth.control.v1.Route.access:type_name -> berth.control.v1.Access
-	16, // 23: berth.control.v1.Route.egress:type_name -> berth.control.v1.Egress
-	17, // 24: berth.control.v1.Egress.pool:type_name -> berth.control.v1.EgressRules
-	17, // 25: berth.control.v1.Egress.claim:type_name -> berth.control.v1.EgressRules
-	19, // 26: berth.control.v1.Keys.teams:type_name -> berth.control.v1.TeamKeys
-	21, // 27: berth.control.v1.Release.ends:type_name -> berth.control.v1.End
-	15, // 28: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
-	23, // 29: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
-	24, // 30: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
-	25, // 31: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
-	26, // 32: berth.control.v1.Resolved.asleep:type_name -> berth.control.v1.Asleep
-	21, // 33: berth.control.v1.Gone.end:type_name -> berth.control.v1.End
-	15, // 34: berth.control.v1.Asleep.route:type_name -> berth.control.v1.Route
-	29, // 35: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
-	1,  // 36: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
-	12, // 37: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
-	37, // [37:38] is the sub-list for method output_type
-	36, // [36:37] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	8,  // 9: berth.control.v1.RouterMessage.egress_usage:type_name -> berth.control.v1.EgressUsage
+	4,  // 10: berth.control.v1.Report.activities:type_name -> berth.control.v1.Activity
+	4,  // 11: berth.control.v1.Quiesced.activities:type_name -> berth.control.v1.Activity
+	9,  // 12: berth.control.v1.EgressUsage.destinations:type_name -> berth.control.v1.EgressDestination
+	15, // 13: berth.control.v1.AllocatorMessage.not_leader:type_name -> berth.control.v1.NotLeader
+	16, // 14: berth.control.v1.AllocatorMessage.snapshot:type_name -> berth.control.v1.Snapshot
+	17, // 15: berth.control.v1.AllocatorMessage.route:type_name -> berth.control.v1.Route
+	24, // 16: berth.control.v1.AllocatorMessage.release:type_name -> berth.control.v1.Release
+	26, // 17: berth.control.v1.AllocatorMessage.resolved:type_name -> berth.control.v1.Resolved
+	31, // 18: berth.control.v1.AllocatorMessage.pong:type_name -> berth.control.v1.Pong
+	32, // 19: berth.control.v1.AllocatorMessage.quiesce:type_name -> berth.control.v1.Quiesce
+	36, // 20: berth.control.v1.AllocatorMessage.resume:type_name -> berth.control.v1.Resume
+	34, // 21: berth.control.v1.AllocatorMessage.probe:type_name -> berth.control.v1.Probe
+	22, // 22: berth.control.v1.AllocatorMessage.keys:type_name -> berth.control.v1.Keys
+	35, // 23: berth.control.v1.AllocatorMessage.ask_egress_usage:type_name -> berth.control.v1.AskEgressUsage
+	20, // 24: berth.control.v1.AllocatorMessage.credentials:type_name -> berth.control.v1.Credentials
+	17, // 25: berth.control.v1.Snapshot.routes:type_name -> berth.control.v1.Route
+	0,  // 26: berth.control.v1.Route.access:type_name -> berth.control.v1.Access
+	18, // 27: berth.control.v1.Route.egress:type_name -> berth.control.v1.Egress
+	21, // 28: berth.control.v1.Egress.pool:type_name -> berth.control.v1.EgressRules
+	21, // 29: berth.control.v1.Egress.claim:type_name -> berth.control.v1.EgressRules
+	19, // 30: berth.control.v1.Egress.headers:type_name -> berth.control.v1.EgressHeader
+	37, // 31: berth.control.v1.Credentials.values:type_name -> berth.control.v1.Credentials.ValuesEntry
+	23, // 32: berth.control.v1.Keys.teams:type_name -> berth.control.v1.TeamKeys
+	25, // 33: berth.control.v1.Release.ends:type_name -> berth.control.v1.End
+	17, // 34: berth.control.v1.Resolved.route:type_name -> berth.control.v1.Route
+	27, // 35: berth.control.v1.Resolved.gone:type_name -> berth.control.v1.Gone
+	28, // 36: berth.control.v1.Resolved.unknown:type_name -> berth.control.v1.Unknown
+	29, // 37: berth.control.v1.Resolved.starting:type_name -> berth.control.v1.Starting
+	30, // 38: berth.control.v1.Resolved.asleep:type_name -> berth.control.v1.Asleep
+	25, // 39: berth.control.v1.Gone.end:type_name -> berth.control.v1.End
+	17, // 40: berth.control.v1.Asleep.route:type_name -> berth.control.v1.Route
+	33, // 41: berth.control.v1.Quiesce.questions:type_name -> berth.control.v1.Question
+	1,  // 42: berth.control.v1.Control.Session:input_type -> berth.control.v1.RouterMessage
+	14, // 43: berth.control.v1.Control.Session:output_type -> berth.control.v1.AllocatorMessage
+	43, // [43:44] is the sub-list for method output_type
+	42, // [42:43] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -2767,8 +3278,9 @@ func file_api_control_v1_control_proto_init() {
 		(*RouterMessage_Report)(nil),
 		(*RouterMessage_Quiesced)(nil),
 		(*RouterMessage_Probed)(nil),
+		(*RouterMessage_EgressUsage)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[11].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[13].OneofWrappers = []any{
 		(*AllocatorMessage_NotLeader)(nil),
 		(*AllocatorMessage_Snapshot)(nil),
 		(*AllocatorMessage_Route)(nil),
@@ -2779,8 +3291,10 @@ func file_api_control_v1_control_proto_init() {
 		(*AllocatorMessage_Resume)(nil),
 		(*AllocatorMessage_Probe)(nil),
 		(*AllocatorMessage_Keys)(nil),
+		(*AllocatorMessage_AskEgressUsage)(nil),
+		(*AllocatorMessage_Credentials)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[21].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[25].OneofWrappers = []any{
 		(*Resolved_Route)(nil),
 		(*Resolved_Gone)(nil),
 		(*Resolved_Unknown)(nil),
@@ -2793,7 +3307,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   31,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

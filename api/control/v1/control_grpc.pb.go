@@ -49,6 +49,7 @@ type ControlClient interface {
 	//	ABORTED              another stream joined under the same router ID, or the session
 	//	                     has expired.
 	//	INVALID_ARGUMENT     a message has a value that this file does not allow.
+	//	PERMISSION_DENIED    the certificate of the router is for sessions of the other kind.
 	//	NOT_FOUND            with a google.rpc.ErrorInfo of domain control.berth.sh and
 	//	                     reason ROUTER_DECLARED_DEAD: an operator has declared this router
 	//	                     dead. It must forget all routes and end. Its successor joins
@@ -95,6 +96,7 @@ type ControlServer interface {
 	//	ABORTED              another stream joined under the same router ID, or the session
 	//	                     has expired.
 	//	INVALID_ARGUMENT     a message has a value that this file does not allow.
+	//	PERMISSION_DENIED    the certificate of the router is for sessions of the other kind.
 	//	NOT_FOUND            with a google.rpc.ErrorInfo of domain control.berth.sh and
 	//	                     reason ROUTER_DECLARED_DEAD: an operator has declared this router
 	//	                     dead. It must forget all routes and end. Its successor joins

@@ -510,10 +510,12 @@ type Sandbox struct {
 	AgentEgress bool `protobuf:"varint,42,opt,name=agent_egress,json=agentEgress,proto3" json:"agent_egress,omitempty"`
 	// What its claim lets it reach, as the entries of two lists. They count if agent_egress is set: an allocator that does
 	// not know these writes none of the three.
-	NetworkAllow  []string `protobuf:"bytes,43,rep,name=network_allow,json=networkAllow,proto3" json:"network_allow,omitempty"`
-	NetworkDeny   []string `protobuf:"bytes,44,rep,name=network_deny,json=networkDeny,proto3" json:"network_deny,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	NetworkAllow []string `protobuf:"bytes,43,rep,name=network_allow,json=networkAllow,proto3" json:"network_allow,omitempty"`
+	NetworkDeny  []string `protobuf:"bytes,44,rep,name=network_deny,json=networkDeny,proto3" json:"network_deny,omitempty"`
+	// The headers that an egress gateway sets for it, sealed: see package allocator/credentials.
+	NetworkHeaders []byte `protobuf:"bytes,45,opt,name=network_headers,json=networkHeaders,proto3" json:"network_headers,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
@@ -847,6 +849,13 @@ func (x *Sandbox) GetNetworkDeny() []string {
 	return nil
 }
 
+func (x *Sandbox) GetNetworkHeaders() []byte {
+	if x != nil {
+		return x.NetworkHeaders
+	}
+	return nil
+}
+
 // Retirement is the intent to delete an idle pod. It is final: the pod is never
 // handed out again.
 type Retirement struct {
@@ -1154,7 +1163,7 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
 	"\acounter\x18\x03 \x01(\x04R\acounter\x12\x16\n" +
-	"\x06format\x18\a \x01(\rR\x06format\"\xc5\v\n" +
+	"\x06format\x18\a \x01(\rR\x06format\"\xee\v\n" +
 	"\aSandbox\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x19\n" +
 	"\bpod_name\x18\x02 \x01(\tR\apodName\x12\x17\n" +
@@ -1206,7 +1215,8 @@ const file_api_journal_v1_journal_proto_rawDesc = "" +
 	"\aarchive\x18) \x01(\tR\aarchive\x12!\n" +
 	"\fagent_egress\x18* \x01(\bR\vagentEgress\x12#\n" +
 	"\rnetwork_allow\x18+ \x03(\tR\fnetworkAllow\x12!\n" +
-	"\fnetwork_deny\x18, \x03(\tR\vnetworkDeny\x1a;\n" +
+	"\fnetwork_deny\x18, \x03(\tR\vnetworkDeny\x12'\n" +
+	"\x0fnetwork_headers\x18- \x01(\fR\x0enetworkHeaders\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\f\n" +

@@ -34,6 +34,15 @@ namespace, and once this release has made the other one, keys that are left in t
 {{ if eq .Values.controlTLS.mode "secret" }}{{ .Values.controlTLS.secret.router }}{{ else }}{{ .Release.Name }}-control-router{{ end }}
 {{- end }}
 
+{{- define "berth.egressTLSSecret" -}}
+{{ if eq .Values.controlTLS.mode "secret" }}{{ .Values.controlTLS.secret.egress }}{{ else }}{{ .Release.Name }}-control-egress{{ end }}
+{{- end }}
+
+{{/* The roles on the control stream that need a certificate, as a list in JSON. */}}
+{{- define "berth.controlRoles" -}}
+{{ ternary (list "allocator" "router" "egress") (list "allocator" "router") .Values.egress.enabled | toJson }}
+{{- end }}
+
 {{/* For the chart's own authority, where it has one. No pod mounts it. */}}
 {{- define "berth.authoritySecret" -}}
 {{ .Release.Name }}-control-ca
@@ -164,6 +173,24 @@ postStart hooks and agents. Other sandboxes may not.
   ports:
     - {protocol: UDP, port: 53}
     - {protocol: TCP, port: 53}
+{{- end }}
+
+{{/* The number that an IPv4 address is. */}}
+{{- define "berth.number" -}}
+{{- $n := 0 }}
+{{- range splitList "." . }}{{ $n = add (mul $n 256) (int .) }}{{ end }}
+{{- $n }}
+{{- end }}
+
+{{/* Text that is not empty if a range of IPv4 addresses lies in another one. Arguments: a list of the two. */}}
+{{- define "berth.within" -}}
+{{- $inner := splitList "/" (index . 0) }}
+{{- $outer := splitList "/" (index . 1) }}
+{{- if not (or (contains ":" (first $inner)) (contains ":" (first $outer)) (lt (int (last $inner)) (int (last $outer)))) }}
+{{- $size := 1 }}
+{{- range until (int (sub 32 (int (last $outer)))) }}{{ $size = mul $size 2 }}{{ end }}
+{{- if eq (div (int64 (include "berth.number" (first $inner))) $size) (div (int64 (include "berth.number" (first $outer))) $size) }}yes{{ end }}
+{{- end }}
 {{- end }}
 
 {{/* All addresses but those of pods and those that the values except. */}}
@@ -327,6 +354,7 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
   "gateway.ingress.tlsSecret" $gateway.ingress.tlsSecret "gateway.ingress.className" $gateway.ingress.className
   "console.ingress.tlsSecret" .Values.console.ingress.tlsSecret "console.ingress.className" .Values.console.ingress.className
   "controlTLS.secret.allocator" .Values.controlTLS.secret.allocator "controlTLS.secret.router" .Values.controlTLS.secret.router
+  "controlTLS.secret.egress" .Values.controlTLS.secret.egress
   "allocator.priorityClassName" .Values.allocator.priorityClassName "gateway.priorityClassName" $gateway.priorityClassName
   "egress.priorityClassName" .Values.egress.priorityClassName
   "sandboxes.serviceAccount" .Values.sandboxes.serviceAccount }}
@@ -429,20 +457,44 @@ What values.schema.json cannot say. All mistakes at once, each with what to do.
 {{- end }}
 {{- $own := .Values.controlTLS.secret }}
 {{- if eq .Values.controlTLS.mode "secret" }}
-{{- range $name := list "allocator" "router" }}
+{{- range $name := include "berth.controlRoles" . | fromJsonArray }}
 {{- if not (index $own $name) }}
 {{- $errors = append $errors (printf "controlTLS.secret.%s: required with controlTLS.mode secret: the name of a Secret with tls.crt, tls.key and ca.crt" $name) }}
 {{- end }}
 {{- end }}
-{{- else if or $own.allocator $own.router }}
+{{- else if or $own.allocator $own.router $own.egress }}
 {{- $errors = append $errors (printf "controlTLS.secret: not used with controlTLS.mode %s: set controlTLS.mode to secret, or leave the names empty" .Values.controlTLS.mode) }}
 {{- end }}
 {{- if .Values.egress.enabled }}
 {{- if not .Values.networkPolicy.enabled }}
 {{- $errors = append $errors "egress.enabled: without NetworkPolicies the pods of pools with egress.mode Gateway reach everything: set networkPolicy.enabled=true, or egress.enabled=false" }}
 {{- end }}
+{{- if $own.egress }}
+{{- if eq $own.egress $own.router }}
+{{- $errors = append $errors (printf "controlTLS.secret.egress: %s is the Secret of the gateways, and the egress gateways must not have what opens sandboxes: name another one with a certificate for egress.berth.sh" $own.egress) }}
+{{- end }}
+{{- end }}
+{{- $maxStale := 0.0 }}
+{{- range regexFindAll "[0-9.]+[smh]" (toString .Values.maxStale) -1 }}
+{{- $maxStale = addf $maxStale (mulf (trimAll "smh" . | float64) (get (dict "s" 1.0 "m" 60.0 "h" 3600.0) (trimAll "0123456789." .))) }}
+{{- end }}
+{{- if and $maxStale (lt $maxStale 30.0) }}
+{{- $errors = append $errors (printf "maxStale: %v is less than the 30 s for which egress gateways use rules, and the allocators would refuse them: set it to 30s or more, or egress.enabled=false" .Values.maxStale) }}
+{{- end }}
+{{- range $outside := .Values.egress.outsideCIDRs }}
+{{- range concat $.Values.podCIDRs $.Values.networkPolicy.sandboxes.extraExcept }}
+{{- if include "berth.within" (list $outside .) }}
+{{- $errors = append $errors (printf "egress.outsideCIDRs: %s lies in %s, which podCIDRs or networkPolicy.sandboxes.extraExcept close, and they win: leave it out" $outside .) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if not (hasPrefix "/" .Values.egress.caFile) }}
 {{- $errors = append $errors (printf "egress.caFile: %q must be an absolute path in Envoy's image" .Values.egress.caFile) }}
+{{- end }}
+{{- $heap := int64 .Values.envoy.maxHeapBytes }}
+{{- $fit := div (mul $heap 9) 1310720 }}
+{{- if and $heap (gt (int64 .Values.egress.maxConnections) $fit) }}
+{{- $errors = append $errors (printf "egress.maxConnections: %d connections of 128 KiB need more than nine tenths of envoy.maxHeapBytes, %d: set at most %d, or raise envoy.maxHeapBytes and the memory of envoy.resources" (int64 .Values.egress.maxConnections) $heap $fit) }}
 {{- end }}
 {{- end }}
 {{- if .Values.mcp.enabled }}
