@@ -185,7 +185,7 @@ def asynchronous(_):
 
 def main():
     steps = [results, rich, charts, variables, bash, contexts, ends, output, agent, private, asynchronous]
-    s = Sandbox.create(POOL, timeout=600, envs={"CLAIM": "of the claim"})
+    s = Sandbox.create(POOL, timeout=600, envs={"CLAIM": "of the claim", "HOME": DIR})
     for step in steps:
         try:
             step(s)

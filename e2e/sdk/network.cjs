@@ -18,7 +18,8 @@ async function fails(name, call, words = '') {
   assert.ok(error.message.includes(words), `${error.message}, not ${words}`)
 }
 
-const create = (opts) => Sandbox.create(POOL, { timeoutMs: 300_000, ...opts })
+// A shell reads no profile of this machine.
+const create = (opts) => Sandbox.create(POOL, { timeoutMs: 300_000, envs: { HOME: '/' }, ...opts })
 
 // ask is a command. A pod is a process of this machine: its requests need its address.
 const ask = (host, scheme = 'https') =>

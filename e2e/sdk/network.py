@@ -38,7 +38,8 @@ async def fails(name, call, *args, words="", **kwargs):
 
 
 async def create(**options):
-    return await do(Sandbox.create(POOL, timeout=300, **options))
+    # A shell reads no profile of this machine.
+    return await do(Sandbox.create(POOL, timeout=300, envs={"HOME": "/"}, **options))
 
 
 def ask(host, scheme="https"):

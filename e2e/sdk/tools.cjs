@@ -462,7 +462,9 @@ async function about() {
   assert.equal(await open.isRunning(), false)
   if (process.geteuid() === 0) {
     // The SDK starts the gateway with a command of the image, as root.
-    await fails('SandboxError', Sandbox.create(process.env.POOL, { mcp: { arxiv: {} }, timeoutMs: 300_000 }),
+    await fails('SandboxError', Sandbox.create(process.env.POOL, {
+      mcp: { arxiv: {} }, timeoutMs: 300_000, envs: { HOME: '/' },
+    }),
       /^Failed to start MCP gateway: /)
   }
 }

@@ -479,7 +479,7 @@ async def gateway(home):
     servers = {"arxiv": {"storagePath": "/a 'b'\n"}}
     words = "Failed to start MCP gateway: "
     mark = {"home": home}
-    await fails("SandboxException", Sandbox.create, POOL, mcp=servers, timeout=300, metadata=mark, words=words)
+    await fails("SandboxException", Sandbox.create, POOL, mcp=servers, timeout=300, envs={"HOME": home}, metadata=mark, words=words)
     assert await do(Sandbox.list(query=e2b.SandboxQuery(metadata=mark)).next_items()) == []
     with open(home + "/mcp-gateway", "w") as program:
         program.write('#!/bin/sh\nprintf %s "$2" > $HOME/config; printf %s "$GATEWAY_ACCESS_TOKEN" > $HOME/token\n')

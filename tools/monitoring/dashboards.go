@@ -228,7 +228,7 @@ func dashboards() []board {
 				rates("Requests of sandboxes", metric.EgressRequests, metric.Outcome), rates("Refused requests of sandboxes", metric.EgressRequests, metric.Outcome, metric.Outcome+`!="`+metric.OutcomeAdmitted+`"`),
 				bytesPerSecond(rates("Bytes from sandboxes (out) and to them (in)", metric.EgressBytes, metric.Direction)),
 				by("Open requests and tunnels", metric.EgressOpen, pod), rates("Requests and tunnels that were cut", metric.EgressCut, pod), rates("Names looked up", metric.EgressLookups, pod),
-				by("Sandboxes", metric.EgressSandboxes, pod), by("Connected", metric.EgressConnected, pod), by("Fresh", metric.EgressFresh, pod), times("Time of pings", metric.EgressPingSeconds, pod),
+				by("Sandboxes", metric.EgressSandboxes, pod), by("Connected", metric.EgressConnected, pod), by("Fresh", metric.EgressFresh, pod), rates("New connections", metric.EgressConnections, metric.Outcome), rates("Destinations that the log does not have", metric.EgressUnlogged, pod), times("Time of pings", metric.EgressPingSeconds, pod),
 			}},
 		}},
 		{uid: "berth-journal", title: "Berth / Journal and fences", rows: []row{
