@@ -201,17 +201,7 @@ func TestEachChangeOfValuesReachesEgressRouters(t *testing.T) {
 		stream := w.open()
 		require.NoError(t, stream.Send(egressJoin()))
 		n := w.leader.seen()[0].(core.SessionJoined).Stream
-		received := make(chan *controlv1.AllocatorMessage, 100)
-		go func() {
-			for m, err := stream.Recv(); err == nil; m, err = stream.Recv() {
-				received <- m
-			}
-		}()
-		receive := func() *controlv1.AllocatorMessage {
-			synctest.Wait()
-			require.NotEmpty(t, received, "nothing was sent")
-			return <-received
-		}
+		receive := receiver(t, stream)
 		w.Deliver(7, core.SendSnapshot{Stream: n, Sequence: 1})
 		w.Deliver(7, core.SendPong{Stream: n, Nonce: 1})
 		require.True(t, receive().GetSnapshot().GetLast())

@@ -191,16 +191,9 @@ func TestEachChangeOfKeysReachesEveryRouter(t *testing.T) {
 		all := &fakeKeys{changed: make(chan struct{})}
 		w.o.Keys = all
 		stream, n := w.joined()
-		received := make(chan *controlv1.AllocatorMessage, 10)
-		go func() {
-			for m, err := stream.Recv(); err == nil; m, err = stream.Recv() {
-				received <- m
-			}
-		}()
+		next := receiver(t, stream)
 		receive := func() *controlv1.AllocatorMessage {
-			synctest.Wait()
-			require.NotEmpty(t, received, "nothing was sent")
-			m := <-received
+			m := next()
 			require.EqualValues(t, 7, m.GetTerm())
 			require.Equal(t, m.GetSnapshot() != nil, m.GetSequence() > 0, "keys need no acknowledgement")
 			return m

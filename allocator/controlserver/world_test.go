@@ -133,6 +133,22 @@ func (k *fakeKeys) set(byTeam map[string][][sha256.Size]byte) {
 	k.changed = make(chan struct{})
 }
 
+// receiver returns what returns the next message of a stream, which must have been sent.
+func receiver(t *testing.T, stream router) func() *controlv1.AllocatorMessage {
+	received := make(chan *controlv1.AllocatorMessage, 100)
+	go func() {
+		for m, err := stream.Recv(); err == nil; m, err = stream.Recv() {
+			received <- m
+		}
+	}()
+	return func() *controlv1.AllocatorMessage {
+		t.Helper()
+		synctest.Wait()
+		require.NotEmpty(t, received, "nothing was sent")
+		return <-received
+	}
+}
+
 // open opens a stream.
 func (w *world) open() router {
 	w.t.Helper()

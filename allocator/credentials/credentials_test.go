@@ -25,9 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func sealer(t *testing.T, key string) *Sealer {
 	k, err := sandboxaccess.NewKey([]byte(strings.Repeat(key, 32)))
 	require.NoError(t, err)
-	s, err := NewSealer(k)
-	require.NoError(t, err)
-	return s
+	return NewSealer(k)
 }
 
 // Invariant: P38

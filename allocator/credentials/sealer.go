@@ -1,7 +1,6 @@
 package credentials
 
 import (
-	"crypto/aes"
 	"crypto/cipher"
 	"encoding/json"
 	"errors"
@@ -25,18 +24,7 @@ func (h Header) String() string { return h.Host + ": " + h.Name }
 type Sealer struct{ aead cipher.AEAD }
 
 // NewSealer returns a Sealer with a key that is derived from that of the cluster.
-func NewSealer(key *sandboxaccess.Key) (*Sealer, error) {
-	derived := key.Derive("egress headers 1")
-	block, err := aes.NewCipher(derived[:])
-	if err != nil {
-		return nil, fmt.Errorf("credentials: %w", err)
-	}
-	aead, err := cipher.NewGCMWithRandomNonce(block)
-	if err != nil {
-		return nil, fmt.Errorf("credentials: %w", err)
-	}
-	return &Sealer{aead}, nil
-}
+func NewSealer(key *sandboxaccess.Key) *Sealer { return &Sealer{key.AEAD("egress headers 1")} }
 
 // Seal seals headers for the sandbox with an ID. Without headers it returns nil.
 func (s *Sealer) Seal(id string, headers []Header) []byte {

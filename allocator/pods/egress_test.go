@@ -1,8 +1,6 @@
 package pods_test
 
 import (
-	"context"
-	"sync"
 	"testing"
 	"time"
 
@@ -152,15 +150,7 @@ func TestRemovedEgressLabelOfASandboxIsPutBack(t *testing.T) {
 	plain.Namespace = "default"
 	other, err := api.Create(t.Context(), pods.Build(plain, "plain", withAgent()), metav1.CreateOptions{})
 	require.NoError(t, err)
-	l, err := pods.NewLabeler(pods.LabelerOptions{
-		Client: f.clients.Kubernetes, Yield: func(context.Context) {}, Log: zaptest.NewLogger(t),
-	})
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	var working sync.WaitGroup
-	working.Go(func() { l.Run(ctx, 1) })
-	defer working.Wait()
-	defer stop()
+	l := f.labeler(1)
 	f.patch("egress", `{"metadata":{"labels":{"berth.sh/egress":null}}}`)
 	require.True(t, pods.Observe(f.get("egress")).Mislabelled)
 	for _, p := range []*corev1.Pod{made, other} {

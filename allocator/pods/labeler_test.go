@@ -14,17 +14,23 @@ import (
 	"github.com/berth-sandbox/berth/api/v1alpha1"
 )
 
+// labeler is a Labeler that works until the end of the test.
+func (f *fixture) labeler(workers int) *pods.Labeler {
+	l, err := pods.NewLabeler(pods.LabelerOptions{
+		Client: f.clients.Kubernetes, Yield: func(context.Context) {}, Log: zaptest.NewLogger(f),
+	})
+	require.NoError(f, err)
+	ctx, stop := context.WithCancel(context.Background())
+	var working sync.WaitGroup
+	working.Go(func() { l.Run(ctx, workers) })
+	f.Cleanup(working.Wait)
+	f.Cleanup(stop)
+	return l
+}
+
 func TestLabeler(t *testing.T) {
 	f := setUp(t)
-	l, err := pods.NewLabeler(pods.LabelerOptions{
-		Client: f.clients.Kubernetes, Yield: func(context.Context) {}, Log: zaptest.NewLogger(t),
-	})
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	var working sync.WaitGroup
-	working.Go(func() { l.Run(ctx, 4) })
-	defer working.Wait()
-	defer stop()
+	l := f.labeler(4)
 	shown := func(name, phase, id string) {
 		t.Helper()
 		require.Eventually(t, func() bool {

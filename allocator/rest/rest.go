@@ -246,10 +246,7 @@ func New(o Options) (http.Handler, error) {
 		sleeps: newClass(inFlight, snapshotWait), wakes: newClass(inFlight, wakeWait), snapshots: newClass(snapshotsInFlight, snapshotWait), slow: newClass(readsInFlight, answerWait), streams: newClass(maxStreams, streamLife),
 	}
 	if o.AccessKey != nil {
-		var err error
-		if a.sealer, err = credentials.NewSealer(o.AccessKey); err != nil {
-			return nil, err
-		}
+		a.sealer = credentials.NewSealer(o.AccessKey)
 	}
 	a.streams.slots.most = teamStreams
 	a.rates = newKeyRates(o.KeyRate, o.Log)

@@ -103,12 +103,10 @@ func New(o Options) (*Manager, error) {
 		return nil, err
 	}
 	m := &Manager{o: o, client: o.Guard.client(), shared: make(chan struct{}, shared), hooks: map[string]*hook{}}
-	if o.Key == nil {
-		return m, nil
+	if o.Key != nil {
+		m.sealer = newSealer(o.Key)
 	}
-	var err error
-	m.sealer, err = newSealer(o.Key)
-	return m, err
+	return m, nil
 }
 
 // Run reads the webhooks and sends events until ctx ends, and waits for the deliveries that are under way.

@@ -1,12 +1,10 @@
 package webhooks
 
 import (
-	"crypto/aes"
 	"crypto/cipher"
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
-	"fmt"
 
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 )
@@ -14,18 +12,7 @@ import (
 // sealer seals the secrets of signatures.
 type sealer struct{ aead cipher.AEAD }
 
-func newSealer(key *sandboxaccess.Key) (*sealer, error) {
-	derived := key.Derive("webhook secrets 1")
-	block, err := aes.NewCipher(derived[:])
-	if err != nil {
-		return nil, fmt.Errorf("webhooks: %w", err)
-	}
-	aead, err := cipher.NewGCMWithRandomNonce(block)
-	if err != nil {
-		return nil, fmt.Errorf("webhooks: %w", err)
-	}
-	return &sealer{aead}, nil
-}
+func newSealer(key *sandboxaccess.Key) *sealer { return &sealer{key.AEAD("webhook secrets 1")} }
 
 // of binds a sealed secret to its webhook.
 func of(id, team string) []byte { return []byte(id + "/" + team) }

@@ -2,6 +2,8 @@ package sandboxaccess
 
 import (
 	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
 	"crypto/hkdf"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -78,6 +80,20 @@ func (k *Key) Derive(label string) (derived [32]byte) {
 		panic(fmt.Sprintf("derive a key: %v", err)) // only a length above 8,160 bytes is an error
 	}
 	return [32]byte(raw)
+}
+
+// AEAD returns AES-GCM with random nonces and a key that is derived for a label.
+func (k *Key) AEAD(label string) cipher.AEAD {
+	derived := k.Derive(label)
+	block, err := aes.NewCipher(derived[:])
+	if err != nil {
+		panic(fmt.Sprintf("derive a cipher: %v", err)) // only another length of the key is an error
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(fmt.Sprintf("derive a cipher: %v", err)) // only another cipher is an error
+	}
+	return aead
 }
 
 // Token returns the token of a sandbox.
