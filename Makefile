@@ -160,11 +160,11 @@ kind-e2e: build image-archives
 browser-e2e: ground chromium
 	BERTH_E2E_CHROMIUM=$$(command -v chromium) go test ./e2e -count=1 -timeout 20m -run Chromium -v
 
-## screenshots: the same tests of the console, and their pictures into docs/img
+## screenshots: the same tests of the console, and their pictures into docs/img; 12 minutes more, for charts with a history
 .PHONY: screenshots
 screenshots: ground chromium
 	@mkdir -p docs/img
-	BERTH_E2E_CHROMIUM=$$(command -v chromium) BERTH_E2E_SHOTS=$(CURDIR)/docs/img go test ./e2e -count=1 -timeout 20m -run 'Console.*Chromium|Thousands.*Chromium' -v
+	BERTH_E2E_CHROMIUM=$$(command -v chromium) BERTH_E2E_SHOTS=$(CURDIR)/docs/img go test ./e2e -count=1 -timeout 45m -run 'Console.*Chromium|Thousands.*Chromium' -v
 
 ## chromium: install Debian's Chromium if there is none; needs root
 .PHONY: chromium

@@ -5,14 +5,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/berth-sandbox/berth/allocator/access"
@@ -94,6 +97,62 @@ func TestPageOfASandboxDoesNothingWithTheConsoleInChromium(t *testing.T) {
 	browseConsole(t, "stranger", e.stack.Allocators[0].Console, "KEY="+key, "SANDBOX="+mine.SandboxID,
 		"EVIL="+e.urlOf(8080, evil.SandboxID), "DOMAIN="+browserDomain, "ADDRESS="+e.stack.Gateways[0].Addr.Addr().String())
 	require.True(t, e.live(mine))
+}
+
+// A picture shows what happened in an hour, so the load lasts longer for one.
+func TestConsoleChartsShowLoadOfTheHourInChromium(t *testing.T) {
+	if os.Getenv("BERTH_E2E_CHROMIUM") == "" {
+		t.Skip("needs Chromium: make browser-e2e")
+	}
+	lasts := 40 * time.Second
+	if os.Getenv("BERTH_E2E_SHOTS") != "" {
+		lasts = 12 * time.Minute
+	}
+	run := harness.NewRun(t, history.Settings{}, "")
+	b := run.Start(harness.Options{
+		Hollow: &hollow.Options{Nodes: 4, StartTime: func() time.Duration { return 3 * time.Second }},
+		Stack:  stack.Options{BinDir: binDir, LeaseDuration: 15 * time.Second},
+	})
+	b.CreatePool("agents", 10, func(p *v1alpha1.SandboxPool) { p.Spec.MaxPods = new(int32(200)) })
+	first := b.Stack.Allocators[0]
+	harness.Eventually(t, time.Minute, func(ctx context.Context) error {
+		p, err := b.ReadPool(ctx, "agents")
+		if err == nil && p.Status.Warm < 10 {
+			err = fmt.Errorf("%d pods are warm", p.Status.Warm)
+		}
+		return err
+	})
+	random, began := run.Random("load"), time.Now()
+	end := began.Add(lasts)
+	var calls sync.WaitGroup
+	for ; time.Now().Before(end); time.Sleep(time.Second) {
+		due := 0.5 + 0.4*math.Sin(time.Since(began).Minutes()) // claims in this second
+		if random.IntN(100) == 0 {
+			due = 20
+		}
+		for ; random.Float64() < due; due-- {
+			life := `"timeout":90`
+			if random.IntN(3) == 0 {
+				life = `"idleTimeout":30`
+			}
+			released := time.Now().Add(time.Duration(10+random.IntN(180)) * time.Second)
+			calls.Go(func() {
+				var s openapi.Sandbox
+				a, err := do(t.Context(), http.DefaultClient, http.MethodPost, first.API+"/sandboxes", "",
+					fmt.Sprintf(`{"templateID":"agents","waitTimeout":20,%s}`, life))
+				if err == nil && a.code == http.StatusCreated {
+					err = json.Unmarshal([]byte(a.body), &s)
+				}
+				if assert.NoError(t, err) && s.SandboxID != "" && released.Before(end) {
+					time.Sleep(time.Until(released))
+					_, err = do(t.Context(), http.DefaultClient, http.MethodDelete, first.API+"/sandboxes/"+s.SandboxID, "", "")
+					assert.NoError(t, err)
+				}
+			})
+		}
+	}
+	calls.Wait()
+	browseConsole(t, "charts", first.Console, "KEY=", "DOMAIN=localhost", "ADDRESS=127.0.0.1")
 }
 
 // The pods have no processes. This API has no keys, and so no sign-in.

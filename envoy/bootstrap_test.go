@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pmezard/go-difflib/difflib"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -44,19 +45,19 @@ func golden() map[string]Settings {
 	return map[string]Settings{
 		// One node; a gateway host, at which headers name the sandbox, needs
 		// nothing more.
-		"default.yaml": defaults(),
-		"health.yaml":  withHealth(),
-		"tls.yaml": with(func(s *Settings) {
+		"default": defaults(),
+		"health":  withHealth(),
+		"tls": with(func(s *Settings) {
 			s.Listen = netip.MustParseAddrPort("[::]:8443")
 			s.TLS = &TLS{CertFile: "/etc/berth/tls/tls.crt", KeyFile: "/etc/berth/tls/tls.key", SecretFile: "/run/berth/envoy-tls.yaml"}
 			s.API = &API{Domain: "sandbox.example.com", Endpoints: []Endpoint{{"berth-allocator-api.berth-system.svc", 80}}, TLS: &APITLS{
 				CAFile: "/etc/berth/api-ca/ca.crt", ServerName: "allocator.berth.sh", SecretFile: "/run/berth/envoy-api.yaml",
 			}}
 		}),
-		"load-balancer.yaml": with(func(s *Settings) {
+		"load-balancer": with(func(s *Settings) {
 			s.TrustedHops, s.ProxyProtocol, s.MaxHeap = 1, true, 1<<30
 		}),
-		"paths.yaml": with(func(s *Settings) { s.Paths = true }),
+		"paths": with(func(s *Settings) { s.Paths = true }),
 	}
 }
 
@@ -71,20 +72,33 @@ func isGolden(t *testing.T, name string, got []byte) {
 	require.Equal(t, string(want), string(got), "run make golden and read the difference")
 }
 
+// The other settings have the difference to the default as their golden file.
 func TestBootstrapIsTheGoldenFile(t *testing.T) {
+	plain, err := YAML(defaults())
+	require.NoError(t, err)
+	isGolden(t, "default.yaml", plain)
+	for name, settings := range golden() {
+		if name == "default" {
+			continue
+		}
+		got, err := YAML(settings)
+		require.NoError(t, err)
+		text, err := difflib.GetUnifiedDiffString(difflib.UnifiedDiff{
+			A: difflib.SplitLines(string(plain)), B: difflib.SplitLines(string(got)),
+			FromFile: "default.yaml", ToFile: name, Context: 3,
+		})
+		require.NoError(t, err)
+		isGolden(t, name+".diff", []byte(text))
+	}
 	check := func(name string, got []byte, err error) {
 		require.NoError(t, err)
 		isGolden(t, name, got)
 	}
-	for name, settings := range golden() {
-		got, err := YAML(settings)
-		check(name, got, err)
-	}
 	got, err := EgressYAML(egressDefaults())
 	check("egress.yaml", got, err)
-	secret, err := TLSSecret(golden()["tls.yaml"])
+	secret, err := TLSSecret(golden()["tls"])
 	check("tls-secret.yaml", secret, err)
-	secret, err = APISecret(golden()["tls.yaml"])
+	secret, err = APISecret(golden()["tls"])
 	check("api-secret.yaml", secret, err)
 }
 

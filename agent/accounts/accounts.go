@@ -95,9 +95,6 @@ func New(mayAdd bool) (*Directory, error) {
 // Own returns the account of the agent's process.
 func (d *Directory) Own() Account { return d.own }
 
-// Switches reports whether the agent acts for other accounts than its own.
-func (d *Directory) Switches() bool { return d.switches }
-
 // Default returns the name of the account that runs what names no user.
 func (d *Directory) Default() string { return d.fallback }
 

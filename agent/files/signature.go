@@ -13,11 +13,6 @@ import (
 	"connectrpc.com/connect"
 )
 
-// HasSignature reports whether a request asks to be judged by [CheckSignature].
-func HasSignature(r *http.Request) bool {
-	return r.URL.Path == Path && r.URL.Query().Has("signature")
-}
-
 // CheckSignature checks the signature in the query of a request for /files. token is the sandbox's
 // access token, of which the signature proves knowledge. The signature covers the path, the user, the
 // operation (GET and HEAD read, POST writes) and the moment from which it is invalid, if it has one. The

@@ -4,14 +4,12 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
 	"github.com/berth-sandbox/berth/api/activity"
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
@@ -69,74 +67,11 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// BenchmarkReleases: what the core takes for 301 releases at once and ten routers, from
-// the end of the write to the last acknowledgement.
-func BenchmarkReleases(b *testing.B) {
-	const releases, routers = 301, 10
-	s := newBenchSim(b)
-	for i := range uint64(routers) {
-		s.do(SessionJoined{Session: fmt.Sprint("router", i), Stream: i + 1})
-		s.do(SessionAck{Session: fmt.Sprint("router", i), Stream: i + 1, Sequence: 1})
-	}
-	var written, acknowledged []time.Duration
-	for b.Loop() {
-		var ids []string
-		for i := range releases {
-			s.n++
-			s.do(PodSeen{Pod{
-				Key: PodKey{Namespace: "ns", Name: fmt.Sprint("pod-", s.n), UID: fmt.Sprint("uid-", s.n)}, Pool: "pool", Node: "n1",
-				IP: netip.AddrFrom4([4]byte{10, byte(s.n >> 16), byte(s.n >> 8), byte(s.n)}), Template: "t", Version: "1", Ready: true,
-			}})
-			for _, e := range of[Claimed](s.do(Claim{Token: uint64(s.n), Pool: PoolKey{Namespace: "ns", Name: "pool"}, Lifetime: time.Hour})) {
-				ids = append(ids, e.Sandbox.ID)
-			}
-			if len(ids) != i+1 {
-				b.Fatal("no claim")
-			}
-		}
-		s.slow = true
-		s.do(SessionJoined{Session: fmt.Sprint("late", s.n), Stream: uint64(1000 + s.n)}) // the write that they wait for
-		s.do(SessionGoodbye{Session: fmt.Sprint("late", s.n)})
-		for _, id := range ids {
-			s.do(Release{Scope: everyTeam, Token: 1, ID: id, Reason: fact.ReasonKilled})
-		}
-		s.core.Step(s.now, Written{})
-		s.core.Step(s.now, WriterReady{})
-		began := time.Now()
-		effects := s.core.Step(s.now, Written{})
-		written = append(written, time.Since(began))
-		if n := len(of[SendRelease](effects)); n != routers {
-			b.Fatalf("%d messages", n)
-		}
-		began = time.Now()
-		var last []Effect
-		for _, e := range of[SendRelease](effects) {
-			last = s.core.Step(s.now, SessionAck{Stream: e.Stream, Sequence: e.Sequence})
-		}
-		acknowledged = append(acknowledged, time.Since(began))
-		if n := len(of[Acknowledged](last)); n != releases {
-			b.Fatalf("%d acknowledged", n)
-		}
-		s.slow = false
-		s.do(WriterReady{})
-		s.now.Boot += time.Minute - time.Second
-		for i := range uint64(routers) {
-			s.do(SessionPing{Session: fmt.Sprint("router", i), Stream: i + 1, Nonce: 1})
-		}
-		s.do(Tick{})
-	}
-	slices.Sort(written)
-	slices.Sort(acknowledged)
-	b.ReportMetric(float64(written[len(written)/2].Microseconds()), "written_us")
-	b.ReportMetric(float64(acknowledged[len(acknowledged)/2].Microseconds()), "acks_us")
-}
-
-// benchSim is a core whose writes are done at once, unless it is slow.
+// benchSim is a core whose writes are done at once.
 type benchSim struct {
 	core *Core
 	now  Instant
 	n    int
-	slow bool
 }
 
 func newBenchSim(b *testing.B) *benchSim {
@@ -159,7 +94,7 @@ func newBenchSim(b *testing.B) *benchSim {
 
 func (s *benchSim) do(ev Event) []Effect {
 	all := s.core.Step(s.now, ev)
-	for effects := all; !s.slow && len(of[Write](effects)) > 0; {
+	for effects := all; len(of[Write](effects)) > 0; {
 		effects = append(s.core.Step(s.now, Written{}), s.core.Step(s.now, WriterReady{})...)
 		all = append(all, effects...)
 	}

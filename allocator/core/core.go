@@ -63,16 +63,17 @@ type Core struct {
 	cfg     Config
 	started Instant
 
-	outbox    *fact.Outbox
-	fences    *fence.Ledger
-	closings  *fence.Ledger      // of the sandboxes that are about to sleep
-	ruling    map[string]*ruling // by its name in routers.rulings
-	idle      *idle.Ledger       // of the running sandboxes and of those that were running until their release
-	pods      *pods.Table
-	sandboxes *sandboxes.Table
-	routers   *routers
-	pools     *pools.Table
-	claims    *claims.Table
+	outbox *fact.Outbox
+	// Three things wait until routers have acknowledged a message, each in a ledger of its own: the release of a
+	// sandbox, its closing before it sleeps, and its new rules, which routers.rulings has.
+	fences, closings *fence.Ledger
+	ruling           map[string]*ruling // the calls that wait for new rules, by their names in routers.rulings
+	idle             *idle.Ledger       // of the running sandboxes and of those that were running until their release
+	pods             *pods.Table
+	sandboxes        *sandboxes.Table
+	routers          *routers
+	pools            *pools.Table
+	claims           *claims.Table
 }
 
 // New returns a Core without state. Recover gives it the state that exists.
@@ -186,7 +187,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 		c.routerSaid(ev)
 	}
 	c.heed()
-	return c.take()
+	return c.endStep()
 }
 
 // routerSaid acts on the events of sessions.
@@ -223,8 +224,9 @@ func (c *Core) routerSaid(ev Event) {
 	}
 }
 
-// heed acts on what the rooms have listed: see pods.Notice and sandboxes.Notice. Callers are answered last, when
-// the routers have the routes of their sandboxes.
+// heed acts on what the rooms have listed: see pods.Notice and sandboxes.Notice. Acting on a notice may list others, so
+// heed goes on until none is left. Those of pods come first, because sandboxes follow their pods. Callers are answered
+// last, when the routers have the routes of their sandboxes.
 func (c *Core) heed() {
 	for {
 		if n := c.pods.Next(); n != nil {
@@ -239,7 +241,7 @@ func (c *Core) heed() {
 
 func (c *Core) heedPods(n pods.Notice) {
 	switch n := n.(type) {
-	case pods.Disturbed:
+	case pods.Disturbed: // a pod in use belongs to a claim until its fact is durable, and to a sandbox from then on
 		if cl := c.claims.HasPod(n.Pod.Key()); cl != nil {
 			c.claims.PodChanged(cl, n.Pod)
 		} else if sb := c.sandboxes.Of(n.Pod.Key()); sb != nil {
@@ -334,7 +336,10 @@ func (c *Core) podSeen(seen Pod) {
 	}
 }
 
-func (c *Core) take() []Effect {
+// endStep ends a step, and returns its effects. The order matters: what is marked goes on first, because it changes
+// pods and sandboxes. Pools follow, because they count those. Releases and closes are sent when all of the step are
+// known, in one message to each router. The facts of all this go into one Write.
+func (c *Core) endStep() []Effect {
 	c.advanceFences()
 	c.advanceClosings()
 	c.advanceRulings()

@@ -25,8 +25,21 @@
 //	core/pools      how many pods each pool makes and deletes
 //	core/claims     claims and batches, and the answers to callers
 //
-// What a room cannot decide, because it concerns a later room, it lists as a notice. Core passes the notices on before the
-// step ends: see heed.
+// A room calls the rooms before it. What it cannot decide, because it concerns a later room, it lists as a notice. Core
+// passes the notices on before the step ends: see heed. Only core/pods and core/sandboxes list notices:
+//
+//	pods.Disturbed        a pod in use has changed        to the claim or the sandbox that has it
+//	pods.Failed, Warmed   an idle pod has ended, is warm  to its pool
+//	pods.Unblocked        idle pods are retired           to the sandbox that may end now
+//	sandboxes.Started     it runs                         to the routers, and to the callers of its claim
+//	sandboxes.Routed      its route has changed           to the routers
+//	sandboxes.Closed      it is about to sleep            to the routers: a closing begins
+//	sandboxes.Tired       it is to sleep at its end       to the same, if it can be closed now
+//	sandboxes.Turned      it is asleep, or wakes          to its pod: the CPU request
+//	sandboxes.Ruled       its rules have changed          to the egress routers: a ruling begins
+//	sandboxes.Rising      it is stopped, and needs a pod  to the claims
+//	sandboxes.Doomed      it ends, and a claim has it     to the claims
+//	sandboxes.Released    its release is durable          to the claims, and to the routers: its fence begins
 //
 // Core keeps the step, recovery, the fence of a release, and the routers, which keep the ledgers of sessions in step and
 // send the messages. The files of Core:
@@ -38,6 +51,7 @@
 //	idle.go         the release of idle sandboxes, tied to streams and objects
 //	sleep.go        the closing of a sandbox that is about to sleep, tied to streams; requests that wake it
 //	fence.go        the fence of a release, tied to pods and streams
+//	rulings.go      calls that change what a sandbox may reach, until egress routers have the rules
 //	sessions.go     routers: their sessions, and the messages that they are sent
 //	declared.go     routers that an operator has declared dead
 //	earlier.go      routers that may serve routes of an earlier journal
@@ -59,11 +73,11 @@
 //
 // # The end of a step
 //
-// An event changes tables. A fence is marked when it may wait for less than before, and a pool when
-// something changes on which its plan depends: its object, its pods, its claims, or the time. At
-// the end of the step marked fences go on, and every marked pool gives warm pods to the claims
-// that wait, and creates or deletes pods. The releases of a step are sent last, in one message to
-// each router. No effect is changed after it was emitted.
+// An event changes tables. A fence, a closing or a ruling is marked when it may wait for less than before, and a pool
+// when something changes on which its plan depends: its object, its pods, its claims, or the time. At the end of the
+// step (endStep) what is marked goes on. Every marked pool gives warm pods to the claims that wait, and creates or
+// deletes pods. The releases of a step are sent last, in one message to each router, and then the closes. No effect is
+// changed after it was emitted.
 //
 // # Guarantees
 //

@@ -15,6 +15,10 @@ type State struct {
 
 // Recover gives a new Core the state that exists. It is called once, before Step. An error means
 // that the records contradict each other and that an operator must repair them.
+//
+// The order matters. Sandboxes come first: a pod that one of them has on record is used, whatever the pod shows. Nodes
+// and pools come before pods, because they say whether a pod may be handed out. Until pods.Recovered no pod counts as
+// failed. Pools are adjusted in endStep only, when they know all of their pods.
 func (c *Core) Recover(st State) ([]Effect, error) {
 	c.pods.Recover()
 	if err := c.recoverSandboxes(st); err != nil {
@@ -43,10 +47,11 @@ func (c *Core) Recover(st State) ([]Effect, error) {
 	for _, pool := range c.pools.Sorted() {
 		c.pools.Recovered(pool)
 	}
-	return c.take(), nil
+	return c.endStep(), nil
 }
 
-// recoverSandboxes merges the journal and the objects, and recovers what was merged.
+// recoverSandboxes merges the journal and the objects, and recovers what was merged. How long a sandbox may have been
+// in use unseen depends on the longest max-stale of a router. So that is read before the sandboxes are recovered.
 func (c *Core) recoverSandboxes(st State) error {
 	for _, r := range st.Objects {
 		c.sandboxes.MergeObject(r)

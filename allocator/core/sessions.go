@@ -40,12 +40,9 @@ type routers struct {
 	// rulings has new rules by the token of the call that waits for them, as text: egress routers acknowledge them.
 	rulings *fence.Ledger
 	idle    *idle.Ledger
-	// changed are the sandboxes whose fences may go on since the fences were advanced last.
-	changed []string
-	// closed are the same for closings.
-	closed []string
-	// ruled are the same for rulings: tokens of calls.
-	ruled []string
+	// changed are the sandboxes whose fences may wait for less than when advanceFences looked last. closed are those
+	// whose closings may, for advanceClosings, and ruled the names of the rulings that may, for advanceRulings.
+	changed, closed, ruled []string
 	// longest is the longest max-stale of all routers that this leader knows or has known.
 	longest time.Duration
 	// ends are kept by the journal.

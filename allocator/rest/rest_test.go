@@ -519,28 +519,6 @@ func TestHalfClosedClientGetsNoEmptySuccess(t *testing.T) {
 	}
 }
 
-func TestConcurrentRequestsAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fake{block: true}
-		h := handler(t, f)
-		ctx, cancel := context.WithCancel(t.Context())
-		var serving sync.WaitGroup
-		for range inFlight {
-			serving.Go(func() {
-				serve(h, httptest.NewRecorder(), request(ctx, "DELETE", "/sandboxes/x", nil))
-			})
-		}
-		synctest.Wait()
-		w := call(h, "GET", "/sandboxes", "")
-		refusal(t, w, 503, apierror.Overloaded)
-		require.Equal(t, "1", w.Header().Get("Retry-After"))
-		cancel()
-		serving.Wait()
-		f.block = false
-		require.Equal(t, 200, call(h, "GET", "/sandboxes", "").Code, "places were not given back")
-	})
-}
-
 func TestOptionsAreRequired(t *testing.T) {
 	_, err := New(Options{})
 	require.Error(t, err)

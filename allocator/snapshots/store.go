@@ -14,16 +14,13 @@ import (
 	"github.com/berth-sandbox/berth/internal/options"
 )
 
-// Defaults of Options, for flags.
 const (
-	DefaultMaxPerTeam            = 100
-	DefaultMaxBytesPerTeam int64 = 100 << 30
-	places                       = 4  // archives that are written at one time
-	readPlaces                   = 64 // archives that are read at one time
-	readers                      = 8  // manifests that are read at one time, for one list
-	maxObjects                   = 100_000
-	partSize                     = 8 << 20
-	maxArchive             int64 = 64 << 30 // S3 has at most 10,000 parts
+	places           = 4  // archives that are written at one time
+	readPlaces       = 64 // archives that are read at one time
+	readers          = 8  // manifests that are read at one time, for one list
+	maxObjects       = 100_000
+	partSize         = 8 << 20
+	maxArchive int64 = 64 << 30 // S3 has at most 10,000 parts
 )
 
 // Options configure a Store. All are required.

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -210,6 +212,10 @@ func (r *report) write(dir, name string) error {
 	if err != nil {
 		return err
 	}
+	// Each sample is one line.
+	raw = regexp.MustCompile(`\{[^{}\[\]]*\}`).ReplaceAllFunc(raw, func(o []byte) []byte {
+		return bytes.Join(bytes.Fields(o), []byte(" "))
+	})
 	if err := os.WriteFile(filepath.Join(dir, name+".json"), append(raw, '\n'), 0o644); err != nil {
 		return err
 	}

@@ -290,8 +290,18 @@ const scenarios = {
     await page.goto(at('sandboxes'))
     await page.setViewportSize({ width: 1280, height: 600 })
     await shot(page, 'console-sandboxes')
-    await page.goto(at(''))
-    await page.setViewportSize({ width: 1280, height: 900 })
+  },
+
+  // The overview after some load: each chart has a line that has left zero.
+  async charts (page) {
+    await page.setViewportSize({ width: 1280, height: 1080 })
+    await page.goto(env.CONSOLE)
+    for (const [chart, line] of [['claims', 'granted'], ['claim-time', '99 of 100'], ['warm', 'warm'], ['live', 'live'],
+      ['releases', 'by a call'], ['acknowledged', '99 of 100']]) {
+      const shown = await page.locator(`#chart-${chart} desc`).textContent()
+      assert.match(shown, new RegExp(`${line}: latest [^,]+, highest (?!0[ /;]|0$)`), chart)
+      assert.ok(await page.locator(`#chart-${chart} path.line-1`).count(), chart)
+    }
     await shot(page, 'console-overview')
     await page.emulateMedia({ colorScheme: 'dark' })
     await shot(page, 'console-overview-dark')

@@ -29,6 +29,8 @@ type Config struct {
 // Table has the claims that have no answer yet, the keys, and the limits of the teams.
 type Table struct {
 	*step.Current
+	// The claims, their callers and their keys. Add, Drop, Grant, Await, Abandon, Expire, Keep, Free and Recover are its
+	// methods, and change nothing else.
 	*Ledger
 	cfg       Config
 	outbox    *fact.Outbox
