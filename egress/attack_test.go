@@ -2,6 +2,7 @@ package egress_test
 
 import (
 	"bufio"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -324,4 +325,31 @@ func TestPrivateAddressAmongOthersIsNeverConnectedTo(t *testing.T) {
 	}
 	require.Zero(t, inside.accepted.Load())
 	require.Positive(t, outside.accepted.Load())
+}
+
+// A tunnel goes to an address of the name in CONNECT, and TLS in it names whom it wants.
+//
+// Invariant: P35
+func TestNameInTLSLeadsATunnelNowhereElse(t *testing.T) {
+	w := attacked(t)
+	elsewhere := newEcho(t, "127.0.0.9:"+w.tlsPort)
+	w.resolver.set("evil.example.org", "127.0.0.9")
+	c := w.dial(abcAddr)
+	_, err := io.WriteString(c, head("CONNECT web.example.com:"+w.tlsPort, "abc"))
+	require.NoError(t, err)
+	response, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: http.MethodConnect})
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, response.StatusCode)
+	inside := tls.Client(c, &tls.Config{ServerName: "evil.example.org", InsecureSkipVerify: true})
+	_, err = io.WriteString(inside, "GET /ok HTTP/1.1\r\nHost: evil.example.org\r\n\r\n")
+	require.NoError(t, err)
+	_, err = http.ReadResponse(bufio.NewReader(inside), nil)
+	require.NoError(t, err)
+	require.Equal(t, w.secure.Certificate(), inside.ConnectionState().PeerCertificates[0])
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	require.Len(t, w.requests, 1)
+	require.Equal(t, "evil.example.org", w.requests[0].TLS.ServerName)
+	require.Zero(t, elsewhere.accepted.Load())
+	require.Zero(t, w.resolver.times("evil.example.org"))
 }

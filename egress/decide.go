@@ -26,6 +26,8 @@ type question struct {
 	// id and token are the credential. Without one id is empty.
 	id    string
 	token []byte
+	// counted: it has taken a token of the rate of its sandbox.
+	counted bool
 }
 
 // read reads the headers of a request. Envoy sends each of them once, but for the credential.
@@ -123,12 +125,12 @@ func (s *Server) decide(ctx context.Context, q *question, wait bool) (d decision
 	if refusal != nil {
 		return decision{refusal: refusal}, true
 	}
-	if !wait { // it is asked about for the first time
+	if !q.counted {
 		after, pause := s.rate.Take(e.full, time.Since(s.began))
 		if pause > 0 {
 			return s.refused(e, policy.Dest{}, tooFast(pause)), true
 		}
-		e.full = after
+		e.full, q.counted = after, true
 	}
 	dest, refusal := s.destination(q)
 	if refusal == nil {

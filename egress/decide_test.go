@@ -23,6 +23,7 @@ import (
 	"github.com/berth-sandbox/berth/egress/policy"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc/h2"
+	"github.com/berth-sandbox/berth/internal/rate"
 )
 
 // slow is a resolver whose look-ups take a second. It knows every name but "missing".
@@ -362,6 +363,28 @@ func TestUnknownSandboxIsAskedForOnce(t *testing.T) {
 		require.Equal(t, apierror.EgressRefused, reason, "the address of another one")
 		require.Equal(t, began, time.Now())
 		require.Len(t, asked, 1)
+	})
+}
+
+func TestRequestAfterAQuestionTakesAToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t, newSlow())
+		s.rate = rate.New(1, 1)
+		s.asks.ask = func(string) bool { return true }
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			dst, _ := ask(t, s, "fresh", addrOf(7), "8.8.8.8:443")
+			require.Equal(t, "8.8.8.8:443", dst)
+		})
+		synctest.Wait()
+		require.NoError(t, s.Set(Sandbox{ID: "fresh", Addr: addrOf(7), TokenHash: sha256.Sum256([]byte("token-fresh"))}))
+		s.Answered("fresh")
+		asking.Wait()
+		_, reason := ask(t, s, "fresh", addrOf(7), "8.8.8.8:443")
+		require.Equal(t, apierror.RateLimited, reason)
+		time.Sleep(time.Second)
+		dst, _ := ask(t, s, "fresh", addrOf(7), "looked-up.example.com:443")
+		require.NotEmpty(t, dst, "a request takes one, also if its name is looked up")
 	})
 }
 

@@ -75,50 +75,57 @@ type verdict int
 const (
 	refusedNow verdict = iota
 	admittedNow
-	// awaitsTurn is admitted, after a pause.
-	awaitsTurn
 	// awaitsLook must ask again after the next look.
 	awaitsLook
 )
 
-// connect decides about a new connection of an address. again: it has waited for a look.
+// of returns the peer at an address, nil if there is no room for another one.
+func (p *peers) of(addr netip.Addr) *peer {
+	of := p.all[addr]
+	if of == nil && len(p.all) < 2*p.max {
+		of = &peer{}
+		p.all[addr] = of
+	}
+	return of
+}
+
+// connect decides about a new connection of an address. One that is admitted waits for the pause first. again: it has
+// waited for a look.
 func (p *peers) connect(
 	addr netip.Addr, port uint16, again bool,
 ) (v verdict, pause time.Duration, look <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := time.Since(p.began)
 	p.port = port
-	of, full := p.all[addr], len(p.all) >= 2*p.max
-	if of == nil {
-		of = &peer{}
-	} else {
-		full = false
-	}
-	if !p.looked || full || of.open+of.since >= (p.max-p.total)/share {
+	of := p.of(addr)
+	if of == nil || !p.looked || of.open+of.since >= (p.max-p.total)/share {
 		select {
 		case p.kick <- struct{}{}:
 		default: // it is asked for
 		}
-		if again || full || of.waits >= (p.max-p.total-p.waits)/share {
+		if again || of == nil || of.waits >= (p.max-p.total-p.waits)/share {
 			return refusedNow, 0, nil
 		}
 		p.await(of, 1)
-		p.all[addr] = of
 		return awaitsLook, 0, p.next
 	}
-	after, pause := turns.Take(of.full, now)
-	if pause > 0 {
+	pause, ok := of.turn(time.Since(p.began))
+	if !ok {
 		return refusedNow, 0, nil
 	}
-	of.full = after
 	of.since++
 	p.total++
-	p.all[addr] = of
-	if pause = after - now - connectBurst*turns.Every(); pause > 0 {
-		return awaitsTurn, pause, nil
+	return admittedNow, pause, nil
+}
+
+// turn takes a token, and returns how long it waits for its turn. Without one ok is false.
+func (of *peer) turn(now time.Duration) (pause time.Duration, ok bool) {
+	after, missing := turns.Take(of.full, now)
+	if missing > 0 {
+		return 0, false
 	}
-	return admittedNow, 0, nil
+	of.full = after
+	return max(0, after-now-connectBurst*turns.Every()), true
 }
 
 // await adds connections to those of an address that wait for the next look.
@@ -150,21 +157,12 @@ func (p *peers) left(addr netip.Addr, look <-chan struct{}) {
 func (p *peers) refused(addr netip.Addr) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	of := p.all[addr]
-	if of == nil {
-		if len(p.all) >= 2*p.max {
-			return maxTurn
+	if of := p.of(addr); of != nil {
+		if pause, ok := of.turn(time.Since(p.began)); ok {
+			return pause
 		}
-		of = &peer{}
-		p.all[addr] = of
 	}
-	now := time.Since(p.began)
-	after, pause := turns.Take(of.full, now)
-	if pause > 0 {
-		return maxTurn
-	}
-	of.full = after
-	return max(0, after-now-connectBurst*turns.Every())
+	return maxTurn
 }
 
 // watch looks when it is asked for.
@@ -227,20 +225,6 @@ func (p *peers) look() error {
 // connections answers Envoy about new connections.
 type connections struct{ s *Server }
 
-// consent and denial are the answers.
-var (
-	consent = answerOf(ratelimitv3.RateLimitResponse_OK)
-	denial  = answerOf(ratelimitv3.RateLimitResponse_OVER_LIMIT)
-)
-
-func answerOf(code ratelimitv3.RateLimitResponse_Code) h2.Reply {
-	raw, err := proto.Marshal(&ratelimitv3.RateLimitResponse{OverallCode: code})
-	if err != nil {
-		panic(err) // a constant
-	}
-	return h2.Reply{Message: raw}
-}
-
 // Now implements h2.Handler.
 func (c connections) Now(message []byte, _ string) (h2.Reply, h2.Later) {
 	addr, port, ok := newConnection(message)
@@ -251,7 +235,7 @@ func (c connections) Now(message []byte, _ string) (h2.Reply, h2.Later) {
 		}, nil
 	}
 	v, pause, look := c.s.peers.connect(addr, port, false)
-	if v == admittedNow {
+	if v != awaitsLook && pause == 0 {
 		return c.reply(v), nil
 	}
 	return h2.Reply{}, func(ctx context.Context, _ func([]byte) error) h2.Reply {
@@ -264,7 +248,7 @@ func (c connections) Now(message []byte, _ string) (h2.Reply, h2.Later) {
 				v = refusedNow
 			}
 		}
-		if v == awaitsTurn {
+		if pause > 0 {
 			wait.Sleep(ctx, pause) // if ctx has ended, none reads the answer
 		}
 		return c.reply(v)
@@ -273,12 +257,16 @@ func (c connections) Now(message []byte, _ string) (h2.Reply, h2.Later) {
 
 // reply counts a decision and returns its reply.
 func (c connections) reply(v verdict) h2.Reply {
-	if v != refusedNow {
-		c.s.metrics.connected.Inc()
-		return consent
+	count, code := c.s.metrics.closed, ratelimitv3.RateLimitResponse_OVER_LIMIT
+	if v == admittedNow {
+		count, code = c.s.metrics.connected, ratelimitv3.RateLimitResponse_OK
 	}
-	c.s.metrics.closed.Inc()
-	return denial
+	count.Inc()
+	raw, err := proto.Marshal(&ratelimitv3.RateLimitResponse{OverallCode: code})
+	if err != nil {
+		return h2.Reply{Status: codes.Internal, Text: err.Error()}
+	}
+	return h2.Reply{Message: raw}
 }
 
 // newConnection reads a message about a new connection.

@@ -63,10 +63,11 @@ func TestBytesOfTunnelsAndRequestsAreCounted(t *testing.T) {
 // Invariant: P39
 func TestBytesOfAnEarlierPodAreNotCounted(t *testing.T) {
 	w := newWorld(t)
-	w.get(abcAddr, "abc", "web.example.com:"+w.webPort, "/")
+	tunnel := w.open(abcAddr, "abc", "echo.example.com:"+w.echoPort)
 	pod := sandbox(t, "abc", abcAddr, w.ports)
 	pod.Incarnation++
-	require.NoError(t, w.set(pod))
+	require.NoError(t, w.set(pod)) // it ends the tunnel, and Envoy says the bytes of the tunnel after its end
+	tunnel.isCut()
 	w.get(defAddr, "def", "web.example.com:"+w.webPort, "/")
 	eventually(t, "the bytes of the later request", func() bool { return w.counts("def").Sent > 0 })
 	require.Zero(t, w.counts("abc").Sent)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc/codes"
 	grpccredentials "google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
@@ -67,7 +68,7 @@ func TestCertificateOpensSessionsOfItsKindOnly(t *testing.T) {
 			mode, missing = "Ingress", controltls.RouterName
 		}
 		require.ErrorContains(t, err, "a router with --mode="+mode+" needs a certificate for the DNS name "+missing+
-			": give its --control-tls-dir one: x509: certificate is valid for "+name)
+			": give its --control-tls-dir one: the certificate is for the DNS names [\""+name)
 	}
 }
 
@@ -133,7 +134,8 @@ func TestEgressRoutersGetRulesAndNoSecret(t *testing.T) {
 			case m.GetResolved().GetRoute() != nil:
 				got = m.GetResolved().GetRoute()
 			default:
-				got = m.GetResolved().GetAsleep().GetRoute()
+				require.True(t, proto.Equal(&controlv1.Asleep{}, m.GetResolved().GetAsleep()), "nothing of it may leave")
+				continue
 			}
 			if i == 4 {
 				want.Egress.Pool, want.Egress.Ports = nil, nil
@@ -170,6 +172,30 @@ func TestOnlyEgressRoutersGetTheHeadersOfASandbox(t *testing.T) {
 	got = s.route(egress, &other).GetEgress()
 	require.True(t, got.GetHeadersUnknown(), "they were sealed for another sandbox")
 	require.Empty(t, got.GetHeaders())
+
+	closed := guarded()
+	closed.Network.Headers, closed.PoolEgress = sb.Network.Headers, nil
+	require.Empty(t, s.route(egress, &closed).GetEgress().GetHeaders(), "its pool lets it reach nothing")
+}
+
+func TestHeadersThatCannotBeReadAreLoggedRarely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, log := observer.New(zap.ErrorLevel)
+		s := newServer(t, zap.New(core))
+		s.o.AccessKey = accessKey(t)
+		egress := s.add(true).id
+		routes := func() int {
+			for i := range 1000 {
+				sb := guarded()
+				sb.ID, sb.Network.Headers = fmt.Sprint("other", i), []byte("of a key that is gone")
+				require.True(t, s.route(egress, &sb).GetEgress().GetHeadersUnknown())
+			}
+			return len(log.TakeAll())
+		}
+		require.Equal(t, 1, routes())
+		time.Sleep(time.Minute)
+		require.Equal(t, 1, routes())
+	})
 }
 
 // fakeValues are values that do not change before set.

@@ -38,7 +38,11 @@ func (s *Server) Deliver(term uint64, e core.Effect) bool {
 		case e.Sandbox != nil:
 			r.Answer = &controlv1.Resolved_Route{Route: s.route(e.Stream, e.Sandbox)}
 		case e.Sleeper != nil:
-			r.Answer = &controlv1.Resolved_Asleep{Asleep: &controlv1.Asleep{Route: s.route(e.Stream, e.Sleeper), Wakeable: e.Sleeper.Wakeable, Busy: e.Busy}}
+			asleep := &controlv1.Asleep{Wakeable: e.Sleeper.Wakeable, Busy: e.Busy}
+			if !s.isEgress(e.Stream) { // nothing of it may leave until it has a route
+				asleep.Route = s.route(e.Stream, e.Sleeper)
+			}
+			r.Answer = &controlv1.Resolved_Asleep{Asleep: asleep}
 		case e.Starting:
 			r.Answer = starting(e.Hold)
 		case e.Gone:
@@ -152,17 +156,19 @@ func (s *Server) route(stream uint64, sb *core.Sandbox) *controlv1.Route {
 func (s *Server) egress(sb *core.Sandbox) *controlv1.Egress {
 	hash := sha256.Sum256([]byte(s.o.AccessKey.EgressToken(sb.ID, sb.Incarnation)))
 	e := &controlv1.Egress{Claim: rules(sb.Network), Incarnation: uint64(sb.Incarnation), TokenHash: hash[:]}
-	if pool := sb.PoolEgress; pool != nil {
-		e.Pool, e.Ports, e.HeadersUnknown = rules(pool.EgressRules), ports(pool.Ports), pool.CredentialsUnknown
-		for _, c := range pool.Credentials {
-			e.Headers = append(e.Headers, &controlv1.EgressHeader{Host: c.Host, Port: uint32(c.Port), Name: c.Header, Credential: c.Value})
-		}
+	pool := sb.PoolEgress
+	if pool == nil {
+		return e // it reaches nothing
+	}
+	e.Pool, e.Ports, e.HeadersUnknown = rules(pool.EgressRules), ports(pool.Ports), pool.CredentialsUnknown
+	for _, c := range pool.Credentials {
+		e.Headers = append(e.Headers, &controlv1.EgressHeader{Host: c.Host, Port: uint32(c.Port), Name: c.Header, Credential: c.Value})
 	}
 	headers, err := s.sealer.Open(sb.ID, sb.Network.Headers)
 	if err != nil {
 		e.HeadersUnknown = true
-		s.o.Log.Error("headers of a sandbox cannot be read, so the egress gateways refuse what may need them",
-			zap.String("sandboxID", sandboxid.Short(sb.ID)), zap.Error(err))
+		s.rare.Error("headers of a sandbox cannot be read, so the egress gateways refuse what may need them: "+err.Error(),
+			zap.String("sandboxID", sandboxid.Short(sb.ID)))
 	}
 	for _, h := range headers { // they come after those of the pool, and count before them
 		e.Headers = append(e.Headers, &controlv1.EgressHeader{

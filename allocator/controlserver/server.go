@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -99,6 +100,7 @@ type Options struct {
 type Server struct {
 	controlv1.UnimplementedControlServer
 	o       Options
+	rare    *zap.Logger         // of each message it has one line a minute
 	sealer  *credentials.Sealer // nil: there is no key
 	metrics metrics
 
@@ -144,6 +146,9 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("controlserver: register metrics: %w", err)
 	}
 	s := &Server{o: o, metrics: m, streams: map[uint64]*stream{}, questions: map[uint64]*question{}, stopping: make(chan struct{})}
+	s.rare = o.Log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(core, time.Minute, 1, 0)
+	}))
 	if o.AccessKey != nil {
 		s.sealer = credentials.NewSealer(o.AccessKey)
 	}

@@ -146,6 +146,9 @@ func (p *Writer) Backlog() Backlog {
 	return b
 }
 
+// errOldCRD is why strict has an object refused.
+var errOldCRD = errors.New("the CRD sandboxes.berth.sh is of an earlier version than the allocators; install that of their version")
+
 // Run writes with this many workers until ctx ends.
 func (p *Writer) Run(ctx context.Context, workers int) {
 	kube.Work(ctx, p.queue, workers, p.next)
@@ -163,6 +166,9 @@ func (p *Writer) next(ctx context.Context, id string) error {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	err := p.write(call, w)
 	cancel()
+	if err != nil && strings.Contains(err.Error(), "strict decoding error") {
+		err = fmt.Errorf("%w: %w", errOldCRD, err)
+	}
 	gone := w.touch && apierrors.IsNotFound(err) // the watch reports the loss, and the core has the object created if it is needed
 	if err != nil && !gone {
 		if ctx.Err() == nil {
@@ -233,7 +239,7 @@ func (p *Writer) write(ctx context.Context, w waiting) error {
 	if !known && !w.touch {
 		// Decode into an object of its own, because the maps of the first are shared.
 		var made v1alpha1.Sandbox
-		err := p.o.Clients.Berth.Post().Namespace(p.o.Namespace).Resource(resource).
+		err := strict(p.o.Clients.Berth.Post()).Namespace(p.o.Namespace).Resource(resource).
 			Body(toObject(s, p.o.Namespace, w.lines)).Do(ctx).Into(&made)
 		if err == nil {
 			p.remember(s, &made)
@@ -271,7 +277,13 @@ func (p *Writer) patch(ctx context.Context, id string, patch map[string]any) (*v
 		return nil, fmt.Errorf("encode patch: %w", err)
 	}
 	var object v1alpha1.Sandbox
-	return &object, p.named(p.o.Clients.Berth.Patch(types.MergePatchType), id).Body(raw).Do(ctx).Into(&object)
+	return &object, p.named(strict(p.o.Clients.Berth.Patch(types.MergePatchType)), id).Body(raw).Do(ctx).Into(&object)
+}
+
+// strict has the API server refuse an object with fields that the CRD does not have. Otherwise it would drop them, and a
+// record that is settled by such an object is lost: so a CRD of an earlier version would take rules from a sandbox.
+func strict(r *rest.Request) *rest.Request {
+	return r.Param("fieldValidation", metav1.FieldValidationStrict)
 }
 
 // named completes a request for an object.

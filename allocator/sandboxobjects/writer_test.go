@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -20,6 +21,8 @@ import (
 	"go.uber.org/zap/zaptest"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
@@ -501,6 +504,56 @@ func TestMissingOrDeletedCRDIsRecognised(t *testing.T) {
 	_, err = crds.Create(t.Context(), definition, metav1.CreateOptions{})
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { b := p.Backlog(); return b.Objects == 0 && !b.NoCRD }, time.Minute, 50*time.Millisecond)
+}
+
+// The CRD of an earlier version does not have a field. What it would drop stays in the journal, and is written when the
+// CRD is replaced.
+//
+// Invariant: I5
+func TestFieldsThatTheCRDLacksAreNotLost(t *testing.T) {
+	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
+	p := newWriter(t, cluster)
+	client, err := dynamic.NewForConfig(cluster.RestConfig())
+	require.NoError(t, err)
+	crds := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	change := func(version func(schema map[string]any)) {
+		definition, err := crds.Get(t.Context(), "sandboxes.berth.sh", metav1.GetOptions{})
+		require.NoError(t, err)
+		versions, _, err := unstructured.NestedSlice(definition.Object, "spec", "versions")
+		require.NoError(t, err)
+		schema, _, err := unstructured.NestedMap(versions[0].(map[string]any), "schema", "openAPIV3Schema")
+		require.NoError(t, err)
+		version(schema)
+		require.NoError(t, unstructured.SetNestedMap(versions[0].(map[string]any), schema, "schema", "openAPIV3Schema"))
+		require.NoError(t, unstructured.SetNestedSlice(definition.Object, versions, "spec", "versions"))
+		_, err = crds.Update(t.Context(), definition, metav1.UpdateOptions{})
+		require.NoError(t, err)
+	}
+	var whole map[string]any
+	change(func(schema map[string]any) {
+		whole = runtime.DeepCopyJSON(schema)
+		unstructured.RemoveNestedField(schema, "x-kubernetes-validations") // they name the field
+		unstructured.RemoveNestedField(schema, "properties", "spec", "properties", "networkHeaders")
+	})
+	probe := `{"apiVersion":"berth.sh/v1alpha1","kind":"Sandbox","metadata":{"name":"probe"},"spec":{"networkHeaders":"YQ=="}}`
+	require.Eventually(t, func() bool { // the API server learns of the change by a watch
+		err := p.clients.Berth.Post().Namespace("default").Resource("sandboxes").Param("fieldValidation", "Strict").
+			Body([]byte(probe)).Do(t.Context()).Error()
+		return err != nil && strings.Contains(err.Error(), "unknown field")
+	}, time.Minute, 50*time.Millisecond)
+	refused := sandbox(core.Running, 1, 1)
+	refused.ID = "k3x9k3x9k3x9k3x9k3x9"
+	p.Record(core.WriteObject{Sandbox: refused})
+	require.Eventually(t, func() bool { b := p.Backlog(); return b.Refused+b.Objects != 1 }, time.Minute, time.Millisecond)
+	require.Equal(t, 1, p.Backlog().Refused)
+	without := sandbox(core.Running, 1, 1)
+	without.Network.Headers, without.Revision.Counter = nil, 2
+	p.write(without)
+	require.Equal(t, 1, p.Backlog().Refused)
+
+	change(func(schema map[string]any) { maps.Copy(schema, whole) })
+	require.Eventually(t, func() bool { return p.Backlog().Objects == 0 }, time.Minute, 50*time.Millisecond)
+	require.Contains(t, p.list().Sandboxes, refused)
 }
 
 // A leader that was deposed and goes on for a moment must not bring back the object of a

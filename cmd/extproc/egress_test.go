@@ -24,7 +24,6 @@ import (
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
-	"golang.org/x/net/dns/dnsmessage"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -36,6 +35,7 @@ import (
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/devcluster"
 	"github.com/berth-sandbox/berth/devcluster/proc"
+	"github.com/berth-sandbox/berth/e2e/harness"
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/internal/bootclock"
 	"github.com/berth-sandbox/berth/internal/controltls"
@@ -205,39 +205,15 @@ func (a *allocator) credential(sb *core.Sandbox) string {
 
 // nameServer answers that every name is at 127.0.0.1. asked returns what was asked for.
 func nameServer(t *testing.T) (addr string, asked func() []string) {
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	require.NoError(t, err)
 	var mu sync.Mutex
 	names := map[string]bool{}
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		buffer := make([]byte, 1500)
-		for {
-			size, from, err := c.ReadFrom(buffer)
-			if err != nil {
-				return
-			}
-			var m dnsmessage.Message
-			if m.Unpack(buffer[:size]) != nil || len(m.Questions) != 1 {
-				continue
-			}
-			mu.Lock()
-			names[m.Questions[0].Name.String()] = true
-			mu.Unlock()
-			m.Response, m.Additionals = true, nil
-			if q := m.Questions[0]; q.Type == dnsmessage.TypeA {
-				m.Answers = []dnsmessage.Resource{{
-					Header: dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET, TTL: 1},
-					Body:   &dnsmessage.AResource{A: [4]byte{127, 0, 0, 1}},
-				}}
-			}
-			if raw, err := m.Pack(); err == nil {
-				_, _ = c.WriteTo(raw, from)
-			}
-		}
+	addr = harness.NameServer(t, func(name string) netip.Addr {
+		mu.Lock()
+		defer mu.Unlock()
+		names[name] = true
+		return netip.MustParseAddr("127.0.0.1")
 	})
-	t.Cleanup(func() { c.Close(); serving.Wait() })
-	return c.LocalAddr().String(), func() []string { mu.Lock(); defer mu.Unlock(); return slices.Sorted(maps.Keys(names)) }
+	return addr, func() []string { mu.Lock(); defer mu.Unlock(); return slices.Sorted(maps.Keys(names)) }
 }
 
 // origin repeats what it gets.

@@ -142,7 +142,7 @@ func TestEgressRouterNeedsACertificateOfItsOwn(t *testing.T) {
 		_, err := try(t, args("--control-tls-dir="+tlsDir(t, a, role), "--allocator="+address,
 			"--socket="+filepath.Join(t.TempDir(), "s"), "--admin-listen=127.0.0.1:0")...)
 		require.ErrorContains(t, err, "--control-tls-dir: ")
-		require.ErrorContains(t, err, "certificate is valid for "+role)
+		require.ErrorContains(t, err, "the certificate is for the DNS names [\""+role)
 	}
 }
 

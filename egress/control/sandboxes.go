@@ -11,6 +11,7 @@ import (
 	"unique"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"google.golang.org/protobuf/proto"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
@@ -58,6 +59,9 @@ func New(o Options) (*Sandboxes, error) {
 	if err := options.Require(o, "Server", "Now", "Log"); err != nil {
 		return nil, err
 	}
+	o.Log = o.Log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core { // one line a minute for all sandboxes
+		return zapcore.NewSamplerWithOptions(core, time.Minute, 1, 0)
+	}))
 	return &Sandboxes{o: o, pools: map[string]pool{}}, nil
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/protobuf/proto"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
@@ -136,6 +137,19 @@ func TestHeadersOfARouteAreThoseOfTheSandbox(t *testing.T) {
 	got = find(t, s, "abc")
 	require.False(t, got.HeadersUnknown)
 	require.Empty(t, got.Headers)
+}
+
+func TestRulesThatCannotBeReadAreLoggedRarely(t *testing.T) {
+	core, log := observer.New(zap.ErrorLevel)
+	server := newSandboxes(t, still).o.Server
+	s, err := New(Options{Server: server, Now: still, Log: zap.New(core)})
+	require.NoError(t, err)
+	var all []*controlv1.Route
+	for i := range 1000 {
+		all = append(all, route(fmt.Sprint("abc", i), func(r *controlv1.Route) { r.Egress.Claim = deny("of a later form") }))
+	}
+	require.NoError(t, s.Replace(all))
+	require.Len(t, log.All(), 1)
 }
 
 func TestRoutesThatCannotBeEndTheStream(t *testing.T) {

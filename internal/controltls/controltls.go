@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -62,7 +63,15 @@ func CheckRole(ctx context.Context, name string) error {
 	case len(info.State.PeerCertificates) == 0:
 		return errors.New("the peer has sent no certificate")
 	}
-	return info.State.PeerCertificates[0].VerifyHostname(name)
+	return hasName(info.State.PeerCertificates[0], name)
+}
+
+// hasName returns an error for a certificate without the name. A wildcard is none, because it would be all roles.
+func hasName(certificate *x509.Certificate, name string) error {
+	if slices.Contains(certificate.DNSNames, name) {
+		return nil
+	}
+	return fmt.Errorf("the certificate is for the DNS names %q, and not for %s", certificate.DNSNames, name)
 }
 
 // open makes the credentials of the role name from a directory. The other end has one of the roles
@@ -102,7 +111,7 @@ func requireName(names []string) advancedtls.PostHandshakeVerificationFunc {
 		}
 		var errs []error
 		for _, name := range names {
-			err := p.Leaf.VerifyHostname(name)
+			err := hasName(p.Leaf, name)
 			if err == nil {
 				return &advancedtls.PostHandshakeVerificationResults{}, nil
 			}
@@ -118,7 +127,7 @@ func check(dir, name string) error {
 	if err != nil {
 		return fmt.Errorf("%s and %s in %s: %w", CertFile, KeyFile, dir, err)
 	}
-	if err := pair.Leaf.VerifyHostname(name); err != nil {
+	if err := hasName(pair.Leaf, name); err != nil {
 		return fmt.Errorf("%s: the other end would refuse it: %w", filepath.Join(dir, CertFile), err)
 	}
 	ca := filepath.Join(dir, CAFile)

@@ -2524,7 +2524,7 @@ func (x *Starting) GetHoldMillis() uint32 {
 type Asleep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The route that it has when it is awake. It says which requests may reach the sandbox. A router
-	// admits none by it.
+	// admits none by it. An egress router gets none.
 	Route *Route `protobuf:"bytes,1,opt,name=route,proto3" json:"route,omitempty"`
 	// A request that may reach the sandbox wakes it: see Resolve.wake.
 	Wakeable bool `protobuf:"varint,2,opt,name=wakeable,proto3" json:"wakeable,omitempty"`
