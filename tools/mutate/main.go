@@ -36,7 +36,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -89,7 +88,7 @@ func check(ctx context.Context, mutations []mutation, out io.Writer) (failed []s
 		fmt.Fprintf(out, "%s (%s):\n\t%s\n", m.Name, m.file, strings.ReplaceAll(err.Error(), "\n", "\n\t"))
 	}
 	changes := map[string]change{} // by the name of the break
-	var waiting []mutation
+	var applied []mutation
 	for _, m := range mutations {
 		changed, err := m.apply()
 		if err := errors.Join(err, m.findTest()); err != nil {
@@ -97,43 +96,32 @@ func check(ctx context.Context, mutations []mutation, out io.Writer) (failed []s
 			continue
 		}
 		changes[m.Name] = changed
-		waiting = append(waiting, m)
+		applied = append(applied, m)
 	}
-	// Breaks of different files are compiled together. Breaks of one file are not: one of
-	// them could use an import or a variable that another one leaves unused.
-	for len(waiting) > 0 {
-		var group, others []mutation
-		all := change{}
-		for _, m := range waiting {
-			if overlap(all, changes[m.Name]) {
-				others = append(others, m)
-				continue
-			}
-			group = append(group, m)
-			maps.Copy(all, changes[m.Name])
+	var folders []string
+	for _, m := range applied {
+		folders = append(folders, m.folders()...)
+	}
+	slices.Sort(folders)
+	types, err := newChecker(ctx, slices.Compact(folders))
+	if err != nil {
+		fmt.Fprintln(out, err)
+		return append(failed, "all")
+	}
+	for _, m := range applied {
+		var err error
+		if folders := m.folders(); len(folders) == 1 {
+			err = types.check(folders[0], changes[m.Name])
+		} else if len(folders) > 1 { // one may use what another one declares anew
+			err = compile(ctx, folders, changes[m.Name])
 		}
-		waiting = others
-		if compile(ctx, group, all) == nil {
-			continue
-		}
-		for _, m := range group {
-			if err := compile(ctx, []mutation{m}, changes[m.Name]); err != nil {
-				report(m, err)
-			}
+		if err != nil {
+			report(m, fmt.Errorf("does not compile:\n%w", err))
 		}
 	}
 	good := len(mutations) - len(failed)
 	fmt.Fprintf(out, "%d of %d breaks apply, compile and name an existing test\n", good, len(mutations))
 	return failed
-}
-
-func overlap(a, b change) bool {
-	for file := range b {
-		if _, both := a[file]; both {
-			return true
-		}
-	}
-	return false
 }
 
 // try runs the test of each break and reports the breaks that their tests do not notice.
@@ -188,22 +176,25 @@ func (m mutation) try(ctx context.Context) (verdict string, err error) {
 	return "noticed by " + test, nil
 }
 
-// compile compiles the packages that breaks change, with the tests in them.
-func compile(ctx context.Context, mutations []mutation, changed change) error {
-	// The one check of vet that never finds anything: vet type-checks, without linking.
-	args := []string{"vet", "-buildtag"}
-	for _, m := range mutations {
-		for _, e := range m.Edits {
-			if e.Package != "" {
-				args = append(args, "./"+e.Package)
-			}
+// folders returns the folders of the packages that a break changes.
+func (m mutation) folders() (all []string) {
+	for _, e := range m.Edits {
+		if e.Package != "" && !slices.Contains(all, e.Package) {
+			all = append(all, e.Package)
 		}
 	}
-	if len(args) == 2 {
-		return nil // no Go file changes
+	return all
+}
+
+// compile compiles the packages in these folders, with their tests.
+func compile(ctx context.Context, folders []string, changed change) error {
+	// The one check of vet that never finds anything: vet type-checks, without linking.
+	args := []string{"vet", "-buildtag"}
+	for _, folder := range folders {
+		args = append(args, "./"+folder)
 	}
-	if out, err := command(ctx, changed, slices.Compact(args)...); err != nil {
-		return fmt.Errorf("does not compile:\n%s", strings.TrimSpace(out))
+	if out, err := command(ctx, changed, args...); err != nil {
+		return errors.New(strings.TrimSpace(out))
 	}
 	return nil
 }

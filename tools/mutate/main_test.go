@@ -110,32 +110,47 @@ func TestCheckNamesEveryBreakThatIsWrong(t *testing.T) {
 		"p/p.go":      "package p\n\nfunc F(n int) int { return n + 1 }\n",
 		"p/q.go":      "package p\n\nfunc G(n int) int { return n + 1 + n + 1 }\n",
 		"p/p_test.go": testFile,
+		"r/r.go":      "package r\n\nimport \"x/p\"\n\nfunc R() int { return p.F(1) }\n",
+		"r/r_test.go": "package r\n\nfunc used() int { return R() }\n",
 		"tools/mutate/breaks/all.yaml": goodBreak +
+			// Compiles only as a whole.
+			named("good-in-both", replaced(goodBreak, "  - package: p", `  - package: p
+    decl: G
+    old: func G(n int) int
+    new: func G() int { return H(1) }; func H(n int) int
+  - package: r
+    decl: R
+    old: p.F(1)
+    new: p.G()
+  - package: p`)) +
+			named("test-uses-it", replaced(goodBreak, "package: p", "package: r", "decl: F", "decl: R",
+				"n + 1", "R()", "new: n + 2", "new: R(n int)")) +
 			named("good-elsewhere", replaced(goodBreak, "decl: F", "decl: G", "new: n + 2", "new: 'n'\n    all: true")) +
 			named("bad-code", replaced(goodBreak, "new: n + 2", "new: nothing")) +
 			named("no-text", replaced(goodBreak, "old: n + 1", "old: n + 7")) +
 			named("twice", replaced(goodBreak, "decl: F", "decl: G")) +
 			named("no-decl", replaced(goodBreak, "decl: F", "decl: H")) +
-			named("no-package", replaced(goodBreak, "package: p", "package: r")) +
+			named("no-package", replaced(goodBreak, "package: p", "package: q")) +
 			named("no-test", replaced(goodBreak, "TestF", "TestG")),
 	}))
 	var out bytes.Buffer
 	err := run(t.Context(), []string{"--check"}, &out)
-	require.ErrorContains(t, err, "6 of 8: no-text, twice, no-decl, no-package, no-test, bad-code")
+	require.ErrorContains(t, err, "7 of 10: no-text, twice, no-decl, no-package, no-test, test-uses-it, bad-code")
 	for _, want := range []string{
 		`edit 1: old: not found in F of p: "n + 7"`,
 		`edit 1: old: found 2 times in G of p`,
 		"edit 1: decl: no H in p",
-		"edit 1: decl: no F in r",
+		"edit 1: decl: no F in q",
 		"test: no test TestG in ./p",
 		"undefined: nothing",
-		"2 of 8 breaks apply",
+		"not enough arguments in call to R",
+		"3 of 10 breaks apply",
 	} {
 		require.Contains(t, out.String(), want)
 	}
 
 	out.Reset()
-	require.NoError(t, run(t.Context(), []string{"--check", "good", "good-elsewhere"}, &out))
+	require.NoError(t, run(t.Context(), []string{"--check", "good", "good-elsewhere", "good-in-both"}, &out))
 }
 
 func TestRunSeesWhichBreaksTheirTestsNotice(t *testing.T) {

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// source is a package as the go command lists it.
+type source struct {
+	ImportPath, Dir, Export, ForTest string
+	GoFiles, TestGoFiles             []string
+}
+
+// checker checks the types of changed packages. It takes their imports as the go command has compiled them from the
+// tree as it is, so a change of one package costs the check of that package and nothing else.
+type checker struct {
+	set      *token.FileSet
+	imports  types.Importer
+	packages map[string]*source   // by their folder, relative to the root
+	parsed   map[string]*ast.File // of the tree as it is, by their name relative to the root
+}
+
+// newChecker has the go command compile what the packages in these folders and their tests import.
+func newChecker(ctx context.Context, folders []string) (*checker, error) {
+	root, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"list", "-export", "-test", "-deps", "-json=ImportPath,Dir,Export,ForTest,GoFiles,TestGoFiles"}
+	for _, folder := range folders {
+		args = append(args, "./"+folder)
+	}
+	cmd := exec.CommandContext(ctx, "go", args...)
+	var problems strings.Builder
+	cmd.Stderr = &problems
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("the tree does not compile:\n%s", problems.String())
+	}
+	c := &checker{set: token.NewFileSet(), packages: map[string]*source{}, parsed: map[string]*ast.File{}}
+	exports := map[string]string{}
+	for list := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p source
+		if err := list.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, err
+		}
+		if p.ForTest != "" || strings.HasSuffix(p.ImportPath, ".test") {
+			continue // made for a test
+		}
+		exports[p.ImportPath] = p.Export
+		if folder, err := filepath.Rel(root, p.Dir); err == nil {
+			c.packages[folder] = &p
+		}
+	}
+	c.imports = importer.ForCompiler(c.set, "gc", func(path string) (io.ReadCloser, error) {
+		if exports[path] == "" {
+			return nil, fmt.Errorf("nothing compiled for %s", path)
+		}
+		return os.Open(exports[path])
+	})
+	return c, nil
+}
+
+// check returns the errors that the change leaves in the package of a folder and in the tests that belong to it.
+func (c *checker) check(folder string, changed change) error {
+	p := c.packages[folder]
+	if p == nil {
+		return fmt.Errorf("no package in %s", folder)
+	}
+	var files []*ast.File
+	for _, names := range [][]string{p.GoFiles, p.TestGoFiles} {
+		for _, name := range names {
+			file, err := c.parse(filepath.Join(folder, name), changed)
+			if err != nil {
+				return err
+			}
+			files = append(files, file)
+		}
+	}
+	var errs []error
+	config := types.Config{Importer: c.imports, Error: func(err error) { errs = append(errs, err) }}
+	_, _ = config.Check(p.ImportPath, c.set, files, nil) // the errors are in errs
+	return errors.Join(errs...)
+}
+
+func (c *checker) parse(name string, changed change) (*ast.File, error) {
+	if content, ok := changed[name]; ok {
+		return parser.ParseFile(c.set, name, content, parser.SkipObjectResolution)
+	}
+	if file := c.parsed[name]; file != nil {
+		return file, nil
+	}
+	file, err := parser.ParseFile(c.set, name, nil, parser.SkipObjectResolution)
+	if err == nil {
+		c.parsed[name] = file
+	}
+	return file, err
+}
