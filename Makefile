@@ -155,6 +155,12 @@ spec:
 kind-e2e: build image-archives
 	BERTH_E2E_PROVIDER=kind go test ./e2e -count=1 -timeout 30m -v $(if $(SKIP),-skip '$(SKIP)')
 
+## kind-egress: try from a sandbox what it may not reach, on a kind cluster whose policies the kube-router of tools/kuberouter.mod enforces; needs root and ipset; not part of CI
+.PHONY: kind-egress
+kind-egress: build image-archives
+	BERTH_E2E_PROVIDER=kind BERTH_E2E_KUBE_ROUTER="$$($(call tool,kuberouter) -n kube-router)" \
+		go test ./e2e -count=1 -timeout 20m -v -run '^TestEnforcedNetworkLeavesASandboxItsGatewayOnly$$'
+
 ## browser-e2e: pages, private links, a dev server with hot reload and the console in Chromium
 .PHONY: browser-e2e
 browser-e2e: ground chromium

@@ -34,7 +34,7 @@ func TestStockSDKsDecideWhatSandboxesReach(t *testing.T) {
 	onThisMachine(t, "the names of its hosts are those of a name server of the test")
 	one, two := netip.MustParseAddr("127.1.1.1"), netip.MustParseAddr("127.2.2.2")
 	port := origins(t, one, two)
-	names := harness.NameServer(t, func(name string) netip.Addr {
+	names := harness.NameServer(t, loopback, func(name string) netip.Addr {
 		switch {
 		case strings.HasSuffix(name, "two.example."):
 			return two

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -57,33 +58,35 @@ if what == "tunnel" and b" 200 " in got[:15]:
     print("closed")
 `
 
+var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
 // egressEnv is a Berth with an egress gateway. Every name is that of one server on this machine.
 type egressEnv struct {
 	*env
-	pool   string
-	port   string // of the server
-	caller string
+	pool string
+	port string // of the server
 }
 
 func startEgress(t *testing.T) *egressEnv {
 	t.Helper()
 	onThisMachine(t, "the names of its hosts are those of a name server of the test")
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = fmt.Fprintf(w, "server for %s, %d credentials", r.Host, len(r.Header.Values("Proxy-Authorization")))
-	}))
+	server := httptest.NewServer(http.HandlerFunc(answerForHost))
 	t.Cleanup(server.Close)
 	at, err := url.Parse(server.URL)
 	require.NoError(t, err)
-	e := &egressEnv{port: at.Port(), caller: filepath.Join(t.TempDir(), "caller.py")}
-	require.NoError(t, os.WriteFile(e.caller, []byte(caller), 0o644))
+	e := &egressEnv{port: at.Port()}
 	e.env = startDamaging(t, owners, 0, stack.Options{Egress: &stack.Egress{
-		RouterArgs: []string{"--outside-cidrs=127.0.0.1/32", "--name-server=" + harness.NameServer(t, nil)},
+		RouterArgs: []string{"--outside-cidrs=127.0.0.1/32", "--name-server=" + harness.NameServer(t, loopback, nil)},
 	}})
 	e.pool = e.otherPool("egress", 2, func(s *v1alpha1.SandboxPoolSpec) {
 		s.Agent = &v1alpha1.PoolAgent{Enabled: true, Port: sandboxaccess.AgentPort}
 		s.Egress = &v1alpha1.PoolEgress{Mode: v1alpha1.EgressGateway, Ports: []int32{portOf(t, at)}}
 	})
 	return e
+}
+
+func answerForHost(w http.ResponseWriter, r *http.Request) {
+	_, _ = fmt.Fprintf(w, "server for %s, %d credentials", r.Host, len(r.Header.Values("Proxy-Authorization")))
 }
 
 func portOf(t *testing.T, at *url.URL) int32 {
@@ -113,7 +116,7 @@ func (e *egressEnv) address(s openapi.Sandbox) (ip string) {
 // call runs the caller in a sandbox and returns what it prints.
 func (e *egressEnv) call(s openapi.Sandbox, args ...string) string {
 	e.t.Helper()
-	r := e.command(s, "", false, append([]string{"python3", e.caller}, args...)...)
+	r := e.command(s, "", false, append([]string{"python3", "-c", caller}, args...)...)
 	require.NoError(e.t, r.err)
 	return r.out
 }
@@ -230,7 +233,7 @@ func TestTunnelsEndWithTheirPermission(t *testing.T) {
 		require.Equal(t, http.StatusNoContent, e.mayReach(s, "ok.example.com"))
 		open, out := filepath.Join(t.TempDir(), "open"), make(chan string, 1)
 		go func() {
-			out <- e.command(s, "", false, "python3", e.caller, ip, "tunnel", "ok.example.com:"+e.port, open).out
+			out <- e.command(s, "", false, "python3", "-c", caller, ip, "tunnel", "ok.example.com:"+e.port, open).out
 		}()
 		e.eventually(func() error { _, err := os.Stat(open); return err })
 		end()

@@ -254,8 +254,8 @@ func (r *release) waitComplete(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if len(list.Items) != 2 {
-			return fmt.Errorf("%d deployments, not 2", len(list.Items))
+		if len(list.Items) < 2 {
+			return fmt.Errorf("%d deployments, not 2 or more", len(list.Items))
 		}
 		for _, d := range list.Items {
 			if !complete(&d) {

@@ -10,14 +10,15 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// NameServer starts a name server for the egress gateway, which ends with the test. At returns the IPv4 address of an
-// absolute name in small letters; the zero value: none. Nil: every name is at 127.0.0.1.
-func NameServer(t testing.TB, at func(name string) netip.Addr) (addr string) {
+// NameServer starts a name server for the egress gateway at an address of this machine. It ends with the test. At
+// returns the IPv4 address of an absolute name in small letters; the zero value: none. Nil: every name is at the
+// address of the name server.
+func NameServer(t testing.TB, ip netip.Addr, at func(name string) netip.Addr) (addr string) {
 	t.Helper()
 	if at == nil {
-		at = func(string) netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
+		at = func(string) netip.Addr { return ip }
 	}
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	c, err := net.ListenPacket("udp", netip.AddrPortFrom(ip, 0).String())
 	require.NoError(t, err)
 	var serving sync.WaitGroup
 	serving.Go(func() {

@@ -93,7 +93,7 @@ func newEgressGround(t *testing.T) *egressGround {
 	g.Berth = harness.NewRun(t, history.Settings{Suite: history.Soak, Seed: *seedFlag}, "").Start(harness.Options{
 		Cluster: devcluster.Options{Nodes: 1, NodePath: []string{binDir}},
 		Stack: stack.Options{BinDir: binDir, Egress: &stack.Egress{RouterArgs: []string{
-			"--outside-cidrs=" + at.Addr().String() + "/32", "--name-server=" + harness.NameServer(t, nil),
+			"--outside-cidrs=" + at.Addr().String() + "/32", "--name-server=" + harness.NameServer(t, at.Addr(), nil),
 		}}},
 	})
 	g.CreatePool(poolName, egressWarm, func(p *v1alpha1.SandboxPool) {
