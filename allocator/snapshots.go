@@ -41,7 +41,6 @@ type snapshotCall struct {
 
 	mu   sync.Mutex
 	made snapshots.Snapshot
-	err  error
 }
 
 // String implements core.Values.
@@ -57,7 +56,7 @@ func (a *Allocator) MakeSnapshot(ctx context.Context, id string, of snapshots.Sn
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err == nil && e.Status == core.CallRefused {
-		err = c.err // nil if the sandbox did not fall asleep
+		err = e.Err // nil if the sandbox did not fall asleep
 	}
 	return c.made, e, err
 }
@@ -72,7 +71,7 @@ func (t *term) writeArchive(ctx context.Context, e core.WriteArchive) {
 		return
 	}
 	c.mu.Lock()
-	c.made, c.err = made, snapshots.Public(err)
+	c.made = made
 	c.mu.Unlock()
 	t.a.metrics.snapshots.WithLabelValues(doneOr(err)).Inc()
 	fields := []zap.Field{zap.String("pool", e.Sandbox.Pool.Name), zap.String("sandboxID", sandboxid.Short(e.Sandbox.ID)),
@@ -82,7 +81,7 @@ func (t *term) writeArchive(ctx context.Context, e core.WriteArchive) {
 	} else {
 		t.log.Info("snapshot made", append(fields, zap.Int64("bytes", made.Size))...)
 	}
-	t.Submit(core.ArchiveWritten{ID: e.Sandbox.ID, Token: e.Token, Order: e.Sandbox.Revision, OK: err == nil, Why: reasonOf(c.err)})
+	t.Submit(core.ArchiveWritten{ID: e.Sandbox.ID, Token: e.Token, Order: e.Sandbox.Revision, Err: snapshots.Public(err)})
 }
 
 func (t *term) snapshot(ctx context.Context, s core.Sandbox, of snapshots.Snapshot) (snapshots.Snapshot, error) {

@@ -31,17 +31,16 @@ func (t *term) writeStopped(ctx context.Context, e core.WriteArchive) {
 	if errors.Is(err, snapshots.ErrBusy) {
 		outcome = "busy"
 	}
-	t.a.metrics.stopArchives.WithLabelValues(outcome).Inc()
+	t.a.metrics.stopArchives.WithLabelValues(outcome, string(e.Cause)).Inc()
 	fields := []zap.Field{zap.String("pool", e.Sandbox.Pool.Name), zap.String("sandboxID", sandboxid.Short(e.Sandbox.ID)),
-		zap.Duration("took", time.Since(began))}
+		zap.String("cause", string(e.Cause)), zap.Duration("took", time.Since(began))}
 	switch outcome {
 	case "done":
 		t.log.Info("sandbox archived to be stopped", append(fields, zap.Int64("bytes", made.Size))...)
 	case "failed":
 		t.log.Warn("sandbox not archived, so it is not stopped", append(fields, zap.Error(err))...)
 	}
-	t.Submit(core.ArchiveWritten{ID: e.Sandbox.ID, Order: e.Sandbox.Revision, OK: err == nil, Why: reasonOf(snapshots.Public(err)),
-		Archive: made.Tag})
+	t.Submit(core.ArchiveWritten{ID: e.Sandbox.ID, Order: e.Sandbox.Revision, Err: snapshots.Public(err), Archive: made.Tag})
 }
 
 func (t *term) stop(ctx context.Context, s core.Sandbox) (snapshots.Snapshot, error) {

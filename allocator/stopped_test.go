@@ -105,7 +105,7 @@ func (s *stopping) asleep(t *testing.T) core.Sandbox {
 
 func (s *stopping) archive(t *testing.T, sandbox core.Sandbox) core.ArchiveWritten {
 	t.Helper()
-	s.writeStopped(t.Context(), core.WriteArchive{Sandbox: sandbox})
+	s.writeStopped(t.Context(), core.WriteArchive{Sandbox: sandbox, Cause: "stopAfter"})
 	return (<-s.loop.in).(core.ArchiveWritten)
 }
 
@@ -133,7 +133,7 @@ func TestStoppedSandboxIsArchivedAndWakesElsewhere(t *testing.T) {
 	sandbox := s.asleep(t)
 	written := s.archive(t, sandbox)
 	require.Regexp(t, `^[a-z0-9/-]{1,64}$`, written.Archive)
-	require.Equal(t, core.ArchiveWritten{ID: "k3x9", Order: sandbox.Revision, OK: true, Archive: written.Archive}, written)
+	require.Equal(t, core.ArchiveWritten{ID: "k3x9", Order: sandbox.Revision, Archive: written.Archive}, written)
 	for _, name := range s.objects(t) {
 		text, err := os.ReadFile(name)
 		require.NoError(t, err)
@@ -150,7 +150,7 @@ func TestStoppedSandboxIsArchivedAndWakesElsewhere(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "archived", string(text))
 	m := s.a.metrics
-	require.EqualValues(t, 1, testutil.ToFloat64(m.stopArchives.WithLabelValues("done")))
+	require.EqualValues(t, 1, testutil.ToFloat64(m.stopArchives.WithLabelValues("done", "stopAfter")))
 	require.EqualValues(t, 1, testutil.ToFloat64(m.restores.WithLabelValues("done")))
 	require.Zero(t, testutil.CollectAndCount(m.snapshots))
 }
@@ -221,14 +221,15 @@ func TestSandboxThatIsNotArchivedIsNotStopped(t *testing.T) {
 	sandbox := s.asleep(t)
 	sandbox.Revision.Counter--
 	got := s.archive(t, sandbox)
-	require.Equal(t, core.ArchiveWritten{ID: "k3x9", Order: sandbox.Revision, Why: "writing the archive: the agent has obeyed a newer order"}, got)
+	require.Equal(t, core.ArchiveWritten{ID: "k3x9", Order: sandbox.Revision, Err: got.Err}, got)
+	require.ErrorIs(t, got.Err, agents.ErrSuperseded)
 	sandbox.Revision.Counter += 2
 	require.NoError(t, s.agents.Thaw(t.Context(), sandbox))
-	require.Contains(t, s.archive(t, sandbox).Why, "the processes of the sandbox run")
+	require.ErrorContains(t, s.archive(t, sandbox).Err, "the processes of the sandbox run")
 	require.Empty(t, s.objects(t))
 	s.a.o.Snapshots = nil
-	require.Equal(t, errNoStore.Error(), s.archive(t, sandbox).Why)
-	require.EqualValues(t, 3, testutil.ToFloat64(s.a.metrics.stopArchives.WithLabelValues("failed")))
+	require.Equal(t, errNoStore, s.archive(t, sandbox).Err)
+	require.EqualValues(t, 3, testutil.ToFloat64(s.a.metrics.stopArchives.WithLabelValues("failed", "stopAfter")))
 }
 
 func TestStopWaitsForAPlaceToWrite(t *testing.T) {
@@ -252,9 +253,9 @@ func TestStopWaitsForAPlaceToWrite(t *testing.T) {
 		synctest.Wait()
 		sandbox := core.Sandbox{Binding: core.Binding{ID: "k3x9", Team: "red"}, Pool: poolKey}
 		began := time.Now()
-		require.Contains(t, s.archive(t, sandbox).Why, "try again later")
+		require.ErrorIs(t, s.archive(t, sandbox).Err, snapshots.ErrBusy)
 		require.Equal(t, stopWait, time.Since(began))
-		require.EqualValues(t, 1, testutil.ToFloat64(s.a.metrics.stopArchives.WithLabelValues("busy")))
+		require.EqualValues(t, 1, testutil.ToFloat64(s.a.metrics.stopArchives.WithLabelValues("busy", "stopAfter")))
 
 		go s.writeStopped(t.Context(), core.WriteArchive{Sandbox: sandbox})
 		time.Sleep(stopWait / 2)
@@ -262,7 +263,7 @@ func TestStopWaitsForAPlaceToWrite(t *testing.T) {
 		close(release)
 		<-ended
 		<-ended
-		require.Contains(t, (<-s.loop.in).(core.ArchiveWritten).Why, io.ErrClosedPipe.Error())
+		require.ErrorIs(t, (<-s.loop.in).(core.ArchiveWritten).Err, agents.ErrUnreachable)
 	})
 }
 

@@ -32,6 +32,9 @@ const (
 // ErrDeposed is returned if this process is not certain to hold the lease.
 var ErrDeposed = errors.New("this process may no longer hold the lease")
 
+// ErrUnreachable is returned if there is no connection to an agent.
+var ErrUnreachable = errors.New("no connection to the agent")
+
 // Values are what a claim brings. The core carries them from the claim to the configuration.
 type Values struct {
 	Envs, Secrets map[string]string
@@ -241,7 +244,7 @@ func (c *Caller) call(ctx context.Context, agent netip.AddrPort, f func(*line) e
 	address := agent.String()
 	conn, err := c.o.Dial(ctx, "tcp", address)
 	if err != nil {
-		return fmt.Errorf("connect to the agent at %s: %w", address, err)
+		return fmt.Errorf("%w at %s: %w", ErrUnreachable, address, err)
 	}
 	defer conn.Close() //nolint:errcheck // the answers were read, or the attempt failed
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })

@@ -154,7 +154,7 @@ func (c *Core) Step(now Instant, ev Event) []Effect {
 	case Archive:
 		c.archive(ev)
 	case ArchiveWritten:
-		c.sandboxes.ArchiveWritten(ev.ID, ev.Token, ev.Order, ev.OK, ev.Why, ev.Archive)
+		c.sandboxes.ArchiveWritten(ev.ID, ev.Token, ev.Order, ev.Err, ev.Archive)
 	case Pressure:
 		c.claims.Pressure(ev.On)
 	case TeamLimits:
@@ -353,6 +353,15 @@ func (c *Core) endStep() []Effect {
 	return c.Take()
 }
 
+// relieve has sandboxes stopped in pools where too many are asleep.
+func (c *Core) relieve() {
+	var groups []*pods.Group
+	for pool := range c.pools.All() {
+		groups = append(groups, pool.Group)
+	}
+	c.sandboxes.Relieve(groups)
+}
+
 // tick acts on what is due.
 func (c *Core) tick() {
 	c.pools.Tick()
@@ -363,11 +372,10 @@ func (c *Core) tick() {
 	c.tickClosings()
 	c.tickRulings()
 	c.advanceFences()
-	relieve := c.sandboxes.RelieveDue()
+	if c.sandboxes.RelieveDue() {
+		c.relieve()
+	}
 	for _, pool := range c.pools.Sorted() {
-		if relieve {
-			c.sandboxes.Relieve(pool.Group)
-		}
 		c.claims.TickPool(pool)
 		c.pools.TickPool(pool, c.claims.Lacking(pool.Key))
 	}

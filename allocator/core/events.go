@@ -75,14 +75,13 @@ type (
 		OK       bool
 		Why      string
 	}
-	// ArchiveWritten is the outcome of a WriteArchive. Why is as in Started. Archive names what was written of a sandbox
-	// that is to be stopped, and Order is the revision that it had in the WriteArchive.
+	// ArchiveWritten is the outcome of a WriteArchive. Err is why there is no archive. Archive names what was written of a
+	// sandbox that is to be stopped, and Order is the revision that it had in the WriteArchive.
 	ArchiveWritten struct {
 		ID      string
 		Token   uint64
 		Order   Revision
-		OK      bool
-		Why     string
+		Err     error
 		Archive string
 	}
 	// Pressure: journaled changes reach the Sandbox objects too slowly, or not at all. While it is

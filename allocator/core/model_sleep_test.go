@@ -68,7 +68,10 @@ func (w *world) writeArchive(j *job, e WriteArchive, luck int) {
 		w.judgeFrozen(e.Sandbox)
 		archives.Add(1)
 	}
-	written := ArchiveWritten{ID: e.Sandbox.ID, Token: e.Token, Order: e.Sandbox.Revision, OK: ok, Why: "no"}
+	written := ArchiveWritten{ID: e.Sandbox.ID, Token: e.Token, Order: e.Sandbox.Revision}
+	if !ok {
+		written.Err = errStoreFull
+	}
 	if e.Token == 0 {
 		w.unarchived[e.Sandbox.ID] = !ok
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/berth-sandbox/berth/allocator/core/step"
 )
 
 // pressurePool is one whose sandboxes can be stopped, with a bound on those that are asleep.
@@ -38,6 +40,7 @@ func sleepersOf(t *testing.T, maxAsleep int, teams ...string) (s *sim, ids []str
 func (s *sim) presses() (all []Sandbox) {
 	s.pass(time.Second)
 	for _, e := range of[WriteArchive](s.effects) {
+		require.Equal(s.t, step.StopForPressure, e.Cause)
 		all = append(all, e.Sandbox)
 	}
 	return all
@@ -53,7 +56,11 @@ func idsOf(all []Sandbox) (ids []string) {
 // archives answers the WriteArchives of stops.
 func (s *sim) archives(ok bool, all ...Sandbox) {
 	for _, sb := range all {
-		s.step(ArchiveWritten{ID: sb.ID, Order: sb.Revision, OK: ok, Why: "the store is full", Archive: map[bool]string{true: "x"}[ok]})
+		written := ArchiveWritten{ID: sb.ID, Order: sb.Revision, Archive: "x"}
+		if !ok {
+			written.Err, written.Archive = errStoreFull, ""
+		}
+		s.step(written)
 	}
 }
 
@@ -132,6 +139,29 @@ func TestPressureLeavesPlacesOfTheStoreToOthers(t *testing.T) {
 	require.Equal(t, ids[4:6], idsOf(s.presses()))
 }
 
+// Invariant: P34
+func TestPoolsUnderPressureTakeTurnsAtTheStore(t *testing.T) {
+	var facts []Fact
+	var pods []Pod
+	for i := range 9 { // six of pool a, and three of pool b, which have slept for less long
+		name := fmt.Sprintf("a-%d", i+1)
+		f, p := on(name, fmt.Sprint("id", i)), with(warmPod(name), func(p *Pod) { p.Used = true })
+		state := sandboxOf(f)
+		state.Phase, state.AsleepAt, state.Agent.Port = Asleep, start.Wall.Add(time.Duration(i)*time.Second), 49983
+		if i >= 6 {
+			state.Pool.Name, p.Pool = "b", "b"
+		}
+		facts, pods = append(facts, f), append(pods, p)
+	}
+	s := newSimAt(t, 2, start)
+	s.recover([]Pool{pressurePool(1), changed(pressurePool(1), func(p *Pool) { p.Key.Name = "b" })}, pods, facts...)
+	pressed := s.presses()
+	require.Equal(t, []string{"id0", "id6", "id1", "id7"}, idsOf(pressed))
+	require.Empty(t, s.presses(), "four are under way")
+	s.archives(true, pressed[0], pressed[1])
+	require.Equal(t, []string{"id2", "id3"}, idsOf(s.presses()), "b fits")
+}
+
 func TestPoolThatMakesNoPodsPressesNone(t *testing.T) {
 	s, ids := sleepersOf(t, 0, "x", "x")
 	s.step(PoolSeen{changed(pressurePool(1), func(p *Pool) { p.Refused = "no" })})
@@ -182,13 +212,12 @@ func BenchmarkPressure(b *testing.B) {
 			require.NoError(b, err)
 			_, err = s.core.Recover(st)
 			require.NoError(b, err)
-			group := s.core.pods.Find(pool.Key)
 			for b.Loop() {
-				s.core.sandboxes.Relieve(group)
+				s.core.relieve()
 				b.StopTimer()
 				s.now.Boot += time.Second
 				for _, e := range of[WriteArchive](s.do(Tick{})) {
-					s.do(ArchiveWritten{ID: e.Sandbox.ID, Order: e.Sandbox.Revision, Why: "busy"})
+					s.do(ArchiveWritten{ID: e.Sandbox.ID, Order: e.Sandbox.Revision, Err: errStoreFull})
 				}
 				b.StartTimer()
 			}

@@ -7,6 +7,7 @@ import (
 	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/pods"
 	"github.com/berth-sandbox/berth/allocator/core/sandboxes"
+	"github.com/berth-sandbox/berth/allocator/core/step"
 )
 
 // Sleep: see docs/design/sleep.md. Here the closing of a sandbox is tied to streams. Its ledger is one of fences, because
@@ -30,7 +31,7 @@ func (c *Core) fallAsleep(ev Sleep) {
 	case sb.Archived():
 		e.Why = "its files are being archived"
 	case ev.Stop && sb.CanStop():
-		c.sandboxes.Stop(sb, ev.Token)
+		c.sandboxes.Stop(sb, ev.Token, step.StopCalled)
 		return
 	case closing && why != sandboxes.Called:
 		c.sandboxes.JoinSleep(sb, ev.Token)

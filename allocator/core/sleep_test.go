@@ -1,6 +1,7 @@
 package core
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -326,9 +327,9 @@ func TestRunningSandboxSleepsWhileItIsArchived(t *testing.T) {
 	if a := one[SandboxCallAnswered](s); a.Status != CallOK {
 		t.Errorf("%+v", a)
 	}
-	s.step(ArchiveWritten{ID: sb.ID, Token: 6, OK: true}) // of an earlier call
+	s.step(ArchiveWritten{ID: sb.ID, Token: 6}) // of an earlier call
 	none[Thaw](s)
-	s.step(ArchiveWritten{ID: sb.ID, Token: w.Token, OK: true})
+	s.step(ArchiveWritten{ID: sb.ID, Token: w.Token})
 	none[SandboxCallAnswered](s)
 	s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, OK: true})
 	one[SendRoute](s)
@@ -354,7 +355,7 @@ func TestFailedArchiveLeavesTheSandboxAsItWas(t *testing.T) {
 				s.step(Frozen{ID: sb.ID, Revision: one[Freeze](s).Sandbox.Revision, OK: true})
 			}
 			w := one[WriteArchive](s)
-			s.step(ArchiveWritten{ID: sb.ID, Token: w.Token, Why: "the store is full"})
+			s.step(ArchiveWritten{ID: sb.ID, Token: w.Token, Err: errStoreFull})
 			if !asleep {
 				s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, OK: true})
 			}
@@ -379,7 +380,7 @@ func TestReleaseAndWakeEndAnArchive(t *testing.T) {
 	if len(answers) != 2 || answers[0].Token != 7 || answers[0].Status != CallRefused || answers[1].Status != CallOK {
 		t.Fatalf("%+v", answers)
 	}
-	s.step(ArchiveWritten{ID: sb.ID, Token: w.Token, Why: "the stream was cut off"})
+	s.step(ArchiveWritten{ID: sb.ID, Token: w.Token, Err: errors.New("the stream was cut off")})
 	none[SandboxCallAnswered](s)
 
 	s.step(Archive{Token: 9, Scope: everyTeam, ID: sb.ID})
@@ -406,7 +407,7 @@ func TestFewCallersWaitForOneSandboxToWake(t *testing.T) {
 	if a := one[SandboxCallAnswered](s); a.Token != 9 || a.Status != CallNotReady {
 		t.Errorf("%+v", a)
 	}
-	s.step(ArchiveWritten{ID: sb.ID, Token: w.Token, OK: true})
+	s.step(ArchiveWritten{ID: sb.ID, Token: w.Token})
 	s.step(Thawed{ID: sb.ID, Revision: one[Thaw](s).Sandbox.Revision, OK: true})
 	if n := len(of[SandboxCallAnswered](s.effects)); n != most+1 {
 		t.Errorf("%d calls were answered", n)
@@ -422,7 +423,7 @@ func TestArchiveThatEndsDuringAReleaseWakesNothing(t *testing.T) {
 	w := one[WriteArchive](s)
 	s.slow = true // the release is on its way into the journal
 	s.step(Release{Scope: everyTeam, ID: sb.ID})
-	s.step(ArchiveWritten{ID: sb.ID, Token: w.Token, OK: true})
+	s.step(ArchiveWritten{ID: sb.ID, Token: w.Token})
 	s.written()
 	none[Thaw](s)
 	if a := one[SandboxCallAnswered](s); a.Token != 7 || a.Status != CallGone {

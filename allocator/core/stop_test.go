@@ -1,14 +1,18 @@
 package core
 
 import (
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/berth-sandbox/berth/allocator/core/claims"
 	"github.com/berth-sandbox/berth/allocator/core/fact"
 	"github.com/berth-sandbox/berth/allocator/core/pods"
+	"github.com/berth-sandbox/berth/allocator/core/step"
 	"github.com/berth-sandbox/berth/allocator/core/teams"
 )
+
+var errStoreFull = errors.New("the store is full")
 
 // archived answers the WriteArchive of a stop.
 func (s *sim) archived(name string) {
@@ -17,7 +21,11 @@ func (s *sim) archived(name string) {
 	if e.Token != 0 || e.Sandbox.Phase != Asleep {
 		s.t.Fatalf("%+v", e)
 	}
-	s.step(ArchiveWritten{ID: e.Sandbox.ID, Order: e.Sandbox.Revision, OK: name != "", Why: "the store is full", Archive: name})
+	written := ArchiveWritten{ID: e.Sandbox.ID, Order: e.Sandbox.Revision, Archive: name}
+	if name == "" {
+		written.Err = errStoreFull
+	}
+	s.step(written)
 }
 
 // stopped has a sandbox that is asleep stopped.
@@ -118,11 +126,11 @@ func TestFailedStopLeavesTheSandboxAsleep(t *testing.T) {
 	none[WriteArchive](s)
 	s.pass(time.Second)
 	e := one[WriteArchive](s)
-	s.step(ArchiveWritten{ID: sb.ID, Order: sb.Revision, OK: true, Archive: "of an earlier sleep"})
+	s.step(ArchiveWritten{ID: sb.ID, Order: sb.Revision, Archive: "of an earlier sleep"})
 	if got := s.view(sb.ID); got.Phase != Asleep {
 		t.Errorf("it is %+v", got)
 	}
-	s.step(ArchiveWritten{ID: sb.ID, Order: e.Sandbox.Revision, OK: true, Archive: "late"})
+	s.step(ArchiveWritten{ID: sb.ID, Order: e.Sandbox.Revision, Archive: "late"})
 	if got := s.view(sb.ID); got.Phase != Stopped || got.Archive != "late" {
 		t.Errorf("it is %+v", got)
 	}
@@ -141,7 +149,7 @@ func TestFewCallersWaitForOneStop(t *testing.T) {
 	if a := one[SandboxCallAnswered](s); a.Token != 100+most || a.Status != CallAsleep {
 		t.Errorf("%+v", a)
 	}
-	s.step(ArchiveWritten{ID: sb.ID, Order: s.view(sb.ID).Revision, OK: true, Archive: "x"})
+	s.step(ArchiveWritten{ID: sb.ID, Order: s.view(sb.ID).Revision, Archive: "x"})
 	if n := len(of[SandboxCallAnswered](s.effects)); n != most {
 		t.Errorf("%d are answered", n)
 	}
@@ -158,7 +166,7 @@ func TestRequestWakesAfterACalledStop(t *testing.T) {
 	archive := one[WriteArchive](s)
 	s.step(Resolve{Session: "q", Stream: 1, ID: sb.ID, Wake: true})
 	none[Thaw](s)
-	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, OK: true, Archive: "x"})
+	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, Archive: "x"})
 	s.anotherPod(2)
 	s.step(Configured{ID: one[Configure](s).Sandbox.ID, OK: true})
 	s.step(Started{ID: sb.ID, Incarnation: 1, OK: true})
@@ -330,6 +338,32 @@ func TestCordonStopsWhatSleepsOnTheNode(t *testing.T) {
 	one[WriteArchive](s)
 }
 
+func TestArchiveNamesTheCauseOfItsStop(t *testing.T) {
+	for want, c := range map[step.StopCause]struct {
+		after time.Duration
+		event Event
+	}{
+		step.StopCalled:     {0, Sleep{Token: 8, Scope: everyTeam, Stop: true}},
+		step.StopAfter:      {time.Second, Tick{}},
+		step.StopOfCordon:   {time.Hour, NodeSeen{Name: "n1", Cordoned: true}},
+		step.StopOfDeletion: {time.Hour, evicted(nil)},
+	} {
+		s, sb := sleepSim(t, fact.SleepPolicy{StopAfter: c.after})
+		s.asleep(sb.ID)
+		if call, ok := c.event.(Sleep); ok {
+			call.ID = sb.ID
+			c.event = call
+		}
+		s.step(c.event)
+		if len(of[WriteArchive](s.effects)) == 0 {
+			s.pass(time.Second)
+		}
+		if got := one[WriteArchive](s); got.Cause != want {
+			t.Errorf("the cause is %q, want %q", got.Cause, want)
+		}
+	}
+}
+
 // evicted is an observation of the pod a-1 while it is evicted.
 func evicted(change func(*Pod)) PodSeen {
 	return PodSeen{with(warmPod("a-1"), func(p *Pod) {
@@ -375,7 +409,7 @@ func TestEvictedSleeperIsStoppedBeforeItsPodEnds(t *testing.T) {
 		none[SandboxCallAnswered](s)
 		none[WriteArchive](s)
 	}
-	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, OK: true, Archive: "x"})
+	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, Archive: "x"})
 	one[SandboxStopped](s)
 	s.step(PodGone{Key: sb.Pod})
 	none[SandboxReleased](s)
@@ -387,7 +421,9 @@ func TestEvictedSleeperIsStoppedBeforeItsPodEnds(t *testing.T) {
 
 // Invariant: P33
 func TestEvictedSleeperWithoutAnArchiveEnds(t *testing.T) {
-	fails := func(sb Sandbox) []Event { return []Event{ArchiveWritten{ID: sb.ID, Order: sb.Revision, Why: "no"}} }
+	fails := func(sb Sandbox) []Event {
+		return []Event{ArchiveWritten{ID: sb.ID, Order: sb.Revision, Err: errors.New("no")}}
+	}
 	leaving := func(then func(Sandbox) []Event) func(Sandbox) []Event {
 		return func(sb Sandbox) []Event { return append([]Event{evicted(nil)}, then(sb)...) }
 	}
@@ -432,7 +468,7 @@ func TestStopUnderWayGoesOnWhenItsPodIsDeleted(t *testing.T) {
 	archive := one[WriteArchive](s)
 	s.step(evicted(nil))
 	none[SandboxReleased](s)
-	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, OK: true, Archive: "x"})
+	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, Archive: "x"})
 	if a := one[SandboxCallAnswered](s); a.Token != 8 || a.Status != CallOK {
 		t.Errorf("%+v", a)
 	}
@@ -445,7 +481,7 @@ func TestStopUnderWayGoesOnWhenItsPodIsDeleted(t *testing.T) {
 	archive = one[WriteArchive](s)
 	s.step(evicted(nil))
 	none[WriteArchive](s)
-	s.step(ArchiveWritten{ID: sb.ID, Token: 8, Order: archive.Sandbox.Revision, OK: true})
+	s.step(ArchiveWritten{ID: sb.ID, Token: 8, Order: archive.Sandbox.Revision})
 	s.archived("x")
 	one[SandboxStopped](s)
 
@@ -455,7 +491,7 @@ func TestStopUnderWayGoesOnWhenItsPodIsDeleted(t *testing.T) {
 	s.step(evicted(nil))
 	archive = one[WriteArchive](s)
 	s.slow = true
-	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, OK: true, Archive: "x"})
+	s.step(ArchiveWritten{ID: sb.ID, Order: archive.Sandbox.Revision, Archive: "x"})
 	s.step(PodGone{Key: sb.Pod})
 	s.written()
 	one[SandboxStopped](s)

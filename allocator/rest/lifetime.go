@@ -52,7 +52,7 @@ func (a *api) pause(w *reply, r *http.Request) error {
 	refused := notLive(id, e.Status)
 	switch failed := stop && e.Status == core.CallRefused; {
 	case failed && e.Sandbox.Phase == core.Asleep:
-		refused = about(id, apierror.SnapshotFailed, "this sandbox is asleep, and its files were not archived")
+		refused = about(id, notArchived(e.Err), "this sandbox is asleep, and its files were not archived")
 	case failed:
 		refused = about(id, apierror.SleepFailed, "this sandbox was not stopped, and runs")
 	}

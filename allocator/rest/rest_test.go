@@ -57,6 +57,7 @@ type fake struct {
 	claimed     func(*core.Sandbox) // changes what is claimed
 	status      core.CallStatus
 	why         string // of a Sleep or a SetNetwork
+	notArchived error  // of a Sleep
 	store       *snapshots.Store
 	outstanding int
 
@@ -208,7 +209,7 @@ func (f *fake) Sleep(ctx context.Context, id string, stop bool) (core.SandboxCal
 	f.mu.Lock()
 	f.stops = append(f.stops, stop)
 	f.mu.Unlock()
-	return core.SandboxCallAnswered{Status: f.status, Sandbox: f.sandboxes[id], Why: f.why}, f.wait(ctx)
+	return core.SandboxCallAnswered{Status: f.status, Sandbox: f.sandboxes[id], Why: f.why, Err: f.notArchived}, f.wait(ctx)
 }
 
 func (f *fake) MakeSnapshot(ctx context.Context, id string, of snapshots.Snapshot) (snapshots.Snapshot, core.SandboxCallAnswered, error) {

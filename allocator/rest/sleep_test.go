@@ -2,6 +2,8 @@ package rest
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -11,8 +13,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-sandbox/berth/allocator/agents"
 	"github.com/berth-sandbox/berth/allocator/core"
 	"github.com/berth-sandbox/berth/allocator/inspect"
+	"github.com/berth-sandbox/berth/allocator/snapshots"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/v1alpha1"
@@ -51,12 +55,20 @@ func TestPauseWithoutMemoryStopsTheSandbox(t *testing.T) {
 	for _, c := range []struct {
 		status core.CallStatus
 		phase  core.Phase
+		err    error
 		code   int
 		reason apierror.Reason
 	}{
-		{core.CallAsleep, core.Stopped, 409, apierror.SandboxState}, {core.CallUnfit, core.Running, 501, apierror.NotImplemented},
-		{core.CallRefused, core.Asleep, 502, apierror.SnapshotFailed}, {core.CallRefused, core.Running, 502, apierror.SleepFailed},
+		{core.CallAsleep, core.Stopped, nil, 409, apierror.SandboxState}, {core.CallUnfit, core.Running, nil, 501, apierror.NotImplemented},
+		{core.CallRefused, core.Running, nil, 502, apierror.SleepFailed},
+		{core.CallRefused, core.Asleep, errors.New("files changed meanwhile"), 502, apierror.SnapshotFailed},
+		{core.CallRefused, core.Asleep, snapshots.ErrFull, 429, apierror.QuotaExceeded},
+		{core.CallRefused, core.Asleep, snapshots.ErrBusy, 503, apierror.Overloaded},
+		{core.CallRefused, core.Asleep, snapshots.ErrTooLarge, 413, apierror.SnapshotTooLarge},
+		{core.CallRefused, core.Asleep, snapshots.ErrStore, 503, apierror.StoreUnavailable},
+		{core.CallRefused, core.Asleep, fmt.Errorf("%w: no", agents.ErrUnreachable), 502, apierror.SandboxUnreachable},
 	} {
+		f.notArchived = c.err
 		f.status, f.sandboxes = c.status, map[string]core.Sandbox{"k3x9": {Phase: c.phase}}
 		e := refusal(t, call(handler(t, f), "POST", "/sandboxes/k3x9/pause", `{"memory":false}`), c.code, c.reason)
 		require.Regexp(t, "^this sandbox .*: no bytes are left$", e.Message)

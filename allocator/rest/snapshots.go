@@ -59,18 +59,28 @@ func (a *api) createSnapshot(w *reply, r *http.Request) error {
 
 // notMade says why there is no snapshot.
 func notMade(id string, err error) error {
+	if errors.As(err, new(*apierror.Error)) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, snapshots.ErrTimeout) {
+		return err
+	}
+	return about(id, notArchived(err), err.Error())
+}
+
+// notArchived is the reason for an error for which the files of a sandbox were not archived.
+func notArchived(err error) apierror.Reason {
 	var refused *agents.RefusedError
 	switch {
-	case errors.As(err, new(*apierror.Error)) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, snapshots.ErrTimeout):
-		return err
 	case errors.Is(err, snapshots.ErrFull):
-		return about(id, apierror.QuotaExceeded, err.Error())
+		return apierror.QuotaExceeded
 	case errors.Is(err, snapshots.ErrBusy):
-		return about(id, apierror.Overloaded, err.Error())
+		return apierror.Overloaded
 	case errors.Is(err, snapshots.ErrTooLarge), errors.As(err, &refused) && (refused.Reason == initbox.TooLarge || refused.Reason == initbox.TooManyFiles):
-		return about(id, apierror.SnapshotTooLarge, err.Error()+"; spec.snapshot of its pool has the bounds")
+		return apierror.SnapshotTooLarge
+	case errors.Is(err, snapshots.ErrStore):
+		return apierror.StoreUnavailable
+	case errors.Is(err, agents.ErrUnreachable):
+		return apierror.SandboxUnreachable
 	}
-	return about(id, apierror.SnapshotFailed, err.Error())
+	return apierror.SnapshotFailed
 }
 
 // listSnapshots lists the snapshots of the caller's team.
@@ -135,7 +145,7 @@ func (a *api) storeFailed(err error) error {
 		return err
 	}
 	a.Log.Error("a call to the store of snapshots has failed", zap.Error(err))
-	return apierror.New(apierror.SnapshotFailed, "%v", snapshots.Public(err))
+	return apierror.New(notArchived(err), "%v", snapshots.Public(err))
 }
 
 // source is where a claim gets its sandboxes from: a pool, or a snapshot and its pool, which has this spec.

@@ -99,7 +99,7 @@ func TestSnapshotErrorsSayWhatToDo(t *testing.T) {
 		reason apierror.Reason
 	}{
 		snapshots.ErrFull: {429, apierror.QuotaExceeded}, snapshots.ErrBusy: {503, apierror.Overloaded}, snapshots.ErrTooLarge: {413, apierror.SnapshotTooLarge},
-		errors.New("the store is away"): {502, apierror.SnapshotFailed}, fmt.Errorf("x: %w", snapshots.ErrTimeout): {502, apierror.SnapshotFailed},
+		errors.New("files changed"): {502, apierror.SnapshotFailed}, snapshots.ErrStore: {503, apierror.StoreUnavailable}, fmt.Errorf("x: %w", snapshots.ErrTimeout): {502, apierror.SnapshotFailed},
 		&agents.RefusedError{Reason: initbox.TooManyFiles, Why: "too many files"}: {413, apierror.SnapshotTooLarge},
 	} {
 		f.err = err

@@ -44,6 +44,7 @@ const (
 	SnapshotNotFound   Reason = "snapshot_not_found"
 	SnapshotFailed     Reason = "snapshot_failed"
 	SnapshotTooLarge   Reason = "snapshot_too_large"
+	StoreUnavailable   Reason = "store_unavailable"
 	SessionNotFound    Reason = "session_not_found"
 	SessionAlive       Reason = "session_alive"
 	PoolEmpty          Reason = "pool_empty"
@@ -178,7 +179,9 @@ var kinds = []Kind{
 	{Reason: SnapshotTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
 		When: "the sandbox has more files or bytes in the paths of a snapshot than its pool allows", Do: "keep fewer files, or raise `spec.snapshot` of the pool"},
 	{Reason: SnapshotFailed, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{API},
-		When: "the files of the sandbox were not archived, or the object store did not take or give the archive; the message says why", Do: "see [snapshots](../snapshots.md), and [stop](../sleep.md#stop)"},
+		When: "the files of the sandbox were not archived, or they have not moved for too long; the message says why", Do: "see [snapshots](../snapshots.md), and [stop](../sleep.md#stop)"},
+	{Reason: StoreUnavailable, Code: http.StatusServiceUnavailable, GRPC: codes.Unavailable, RetryAfter: 10, By: []Sender{API},
+		When: "the object store did not take the files of the sandbox, or does not answer", Do: "try again; operators: the log of the leader has what the store has said"},
 	{Reason: BodyTooLarge, Code: http.StatusRequestEntityTooLarge, GRPC: codes.ResourceExhausted, By: []Sender{API},
 		When: "the body is larger than the message says", Do: "send a smaller one"},
 	{Reason: HostRefused, Code: http.StatusMisdirectedRequest, GRPC: codes.PermissionDenied, By: []Sender{API, Admin},
@@ -201,8 +204,8 @@ var kinds = []Kind{
 		When: "Berth failed", Do: "read its log; report it"},
 	{Reason: NotImplemented, Code: http.StatusNotImplemented, GRPC: codes.Unknown, By: []Sender{Envoy, API},
 		When: "this version does not do what was asked for; from Envoy: an unknown transfer encoding", Do: "leave it out"},
-	{Reason: SandboxUnreachable, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},
-		When: "the sandbox refused the connection, or did not take it in time", Do: "see whether the program in it listens on that port, on all addresses"},
+	{Reason: SandboxUnreachable, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy, API},
+		When: "the sandbox refused the connection, or did not take it in time; from the API: its agent did", Do: "see whether the program in it listens on that port, on all addresses"},
 	{Reason: StartFailed, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{API},
 		When: "the pool's `postStart` hook failed, or the sandbox ended before it ran; or a sandbox that is [stopped](../sleep.md#stop) could not be woken, and the message says why", Do: "look at the program in the sandbox that answers the hook; wake one that is stopped again"},
 	{Reason: SandboxReset, Code: http.StatusBadGateway, GRPC: codes.Unavailable, By: []Sender{Envoy},

@@ -30,6 +30,7 @@ const (
 // Labels. Each has a bounded number of values.
 const (
 	Assertion = "assertion"
+	Cause     = "cause"
 	Class     = "class"
 	Code      = "code"
 	Direction = "direction"

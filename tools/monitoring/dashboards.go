@@ -183,6 +183,7 @@ func dashboards() []board {
 				rates("Sandboxes that fell asleep", metric.Sleeps, ""), times("Time of wakes", metric.WakeSeconds, ""),
 				rates("Snapshots", metric.Snapshots, metric.Outcome), rates("Pods into which files were restored", metric.Restores, metric.Outcome),
 				rates("Archives of sandboxes that are to be stopped", metric.StopArchives, metric.Outcome),
+				rates("Archives of sandboxes that are to be stopped, by cause", metric.StopArchives, metric.Cause),
 			}},
 			{"HTTP API", []panel{
 				rates("Calls", metric.APICalls, metric.Operation), rates("Calls by class of code", metric.APICalls, metric.Code), times("Time of calls", metric.APICallSeconds, metric.Operation),

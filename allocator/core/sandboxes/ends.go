@@ -64,7 +64,7 @@ func (t *Table) ExpireEnds() {
 		case reason == "" || at > t.Now.Boot:
 			t.schedule(sb)
 		case reason == toStop:
-			t.Stop(sb, 0)
+			t.Stop(sb, 0, t.stopCause(sb))
 			t.schedule(sb)
 		case reason == fact.ReasonEndTime && sb.Sleep.AtEnd && t.CanSleep(sb):
 			t.Notify(Tired{sb})

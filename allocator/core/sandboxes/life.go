@@ -191,7 +191,7 @@ func (t *Table) PodChanged(sb *Sandbox, p *pods.Pod) {
 	case lost && sb.Phase == fact.Released:
 		t.TryEnd(sb.ID)
 	case lost && t.outlives(sb, p):
-		t.Stop(sb, 0)
+		t.Stop(sb, 0, step.StopOfDeletion)
 	case lost:
 		t.End(sb, Lost, cause)
 	case cause != (fact.Cause{}):

@@ -46,10 +46,12 @@ type sleep struct {
 	place bool // a request has it wake, for which it has one of Table.places
 	end   time.Time
 	endAt time.Duration // the same on the boot clock; 0: none
-	// stop: it is to be stopped when it is asleep. stoppers are the tokens of the callers that wait for that. rising: it is
-	// stopped, and a claim for its next pod was made. rebinding: the claim has a pod, and its fact is not withdrawn.
-	stop, rising, rebinding bool
-	stoppers                []uint64
+	// stop is why it is to be stopped when it is asleep; empty: it is not. stoppers are the tokens of the callers that wait
+	// for that. rising: it is stopped, and a claim for its next pod was made. rebinding: the claim has a pod, and its fact
+	// is not withdrawn.
+	stop              step.StopCause
+	rising, rebinding bool
+	stoppers          []uint64
 	// tries is how often an archive for its stop, or a start after that, has failed.
 	tries int
 	// failed says why it did not fall asleep.
@@ -58,14 +60,14 @@ type sleep struct {
 	archive *archive
 }
 
-// archive is an archive of the files of a sandbox. token is that of its caller, 0 if it is one of a stop, and why says why
+// archive is an archive of the files of a sandbox. token is that of its caller, 0 if it is one of a stop, and err is why
 // there is none. order is the revision that the sandbox had, if it is one of a stop.
 type archive struct {
 	token   uint64
 	order   fact.Revision
 	values  step.Values
 	written bool
-	why     string
+	err     error
 }
 
 // waker is a caller that waits for a sandbox to run, and to live until a time on the boot clock at least.
@@ -98,7 +100,7 @@ func (sb *Sandbox) Archived() bool { return sb.sleep != nil && sb.sleep.why == F
 
 // CanArchive reports whether a sandbox is asleep and its files can be archived.
 func (sb *Sandbox) CanArchive() bool {
-	return sb.Phase == fact.Asleep && sb.sleep.pending == 0 && !sb.sleep.wake && !sb.sleep.stop && sb.sleep.archive == nil
+	return sb.Phase == fact.Asleep && sb.sleep.pending == 0 && !sb.sleep.wake && sb.sleep.stop == "" && sb.sleep.archive == nil
 }
 
 // CanSleep reports whether a sandbox runs and can be closed.
@@ -151,7 +153,7 @@ func (t *Table) Archive(sb *Sandbox, token uint64, values step.Values) {
 }
 
 // ArchiveWritten acts on the outcome of a WriteArchive.
-func (t *Table) ArchiveWritten(id string, token uint64, order fact.Revision, ok bool, why, name string) {
+func (t *Table) ArchiveWritten(id string, token uint64, order fact.Revision, err error, name string) {
 	sb := t.byID[id]
 	if sb == nil || !sb.Lives() || sb.sleep == nil || sb.sleep.archive == nil || sb.sleep.archive.token != token {
 		return // else its release answers
@@ -159,30 +161,39 @@ func (t *Table) ArchiveWritten(id string, token uint64, order fact.Revision, ok 
 	a := sb.sleep.archive
 	if token == 0 {
 		if a.order == order {
-			t.stopArchived(sb, ok, why, name)
+			t.stopArchived(sb, err, name)
 		}
 		return
 	}
-	a.written, a.why = ok, why
+	a.written, a.err = err == nil, err
 	if sb.Archived() {
 		sb.sleep.end, sb.sleep.endAt = sb.EndAt, sb.endAt // a request that waits does not move it
 		t.wakeUp(sb)
 		return
 	}
 	sb.sleep.archive = nil
-	t.archiveEnded(a, sb)
+	t.archiveEnded(a, sb, "")
 	t.goesOn(sb)
 }
 
-// archiveEnded answers the caller of Archive, if there is one, with what came of the archive.
-func (t *Table) archiveEnded(a *archive, sb *Sandbox) {
-	if a != nil && a.token == 0 {
-		return
-	}
-	if a != nil && a.written {
+// archiveEnded answers the caller of Archive, if there is one, with what came of the archive. failed says why the sandbox
+// did not fall asleep for it.
+func (t *Table) archiveEnded(a *archive, sb *Sandbox, failed string) {
+	switch {
+	case a == nil || a.token == 0:
+	case a.written:
 		t.answerArchive(a, step.CallOK, sb, "")
-	} else if a != nil {
-		t.answerArchive(a, step.CallRefused, sb, cmp.Or(a.why, "it woke meanwhile"))
+	case a.err != nil:
+		t.answerNotArchived([]uint64{a.token}, sb, a.err)
+	default:
+		t.answerArchive(a, step.CallRefused, sb, cmp.Or(failed, "it woke meanwhile"))
+	}
+}
+
+// answerNotArchived answers calls for which the files of a sandbox were to be archived.
+func (t *Table) answerNotArchived(tokens []uint64, sb *Sandbox, err error) {
+	for _, token := range tokens {
+		t.Emit(step.SandboxCallAnswered{Token: token, Status: step.CallRefused, Sandbox: sb.Sandbox, Why: err.Error(), Err: err})
 	}
 }
 
@@ -276,7 +287,7 @@ func (t *Table) goesOn(sb *Sandbox) {
 	case sb.Phase == fact.Asleep && s.wake && len(s.stoppers) == 0 && !t.leaves(sb):
 		t.wakeUp(sb)
 	case s.archive != nil:
-	case sb.Phase == fact.Asleep && s.stop:
+	case sb.Phase == fact.Asleep && s.stop != "":
 		t.archiveForStop(sb)
 	case sb.Phase == fact.Asleep:
 		t.schedule(sb)
@@ -383,10 +394,7 @@ func (t *Table) Thawed(id string, revision fact.Revision, ok bool, why string) {
 	if s.failed == "" && s.why != ForArchive {
 		t.Emit(awake)
 	}
-	if s.archive != nil && s.failed != "" {
-		s.archive.why = s.failed
-	}
-	t.archiveEnded(s.archive, sb)
+	t.archiveEnded(s.archive, sb, s.failed)
 	t.answerWakers(s.wakers, sb)
 	t.answer(s.sleepers, step.CallRefused, sb, s.failed)
 	t.answer(s.stoppers, step.CallRefused, sb, cmp.Or(s.failed, "it woke meanwhile"))

@@ -49,7 +49,7 @@ func (t *Table) Cordoned(node string) {
 // outlives reports whether a sandbox may outlive its pod, which is being deleted: it is asleep there, its processes are
 // stopped, and it may be stopped, or is about to be. What has the archive fail ends it.
 func (t *Table) outlives(sb *Sandbox, p *pods.Pod) bool {
-	if sb.Phase != fact.Asleep || sb.sleep.pending != 0 || !sb.isStopped(p) && !sb.sleep.stop || p.Gone() {
+	if sb.Phase != fact.Asleep || sb.sleep.pending != 0 || !sb.isStopped(p) && sb.sleep.stop == "" || p.Gone() {
 		return false
 	}
 	cause, _ := sb.unfitIn(p)
@@ -78,10 +78,10 @@ func (sb *Sandbox) CanStop() bool {
 }
 
 // Stop has a sandbox that sleeps stopped as soon as it is asleep and no archive of it is being written. A token other
-// than 0 is answered then.
-func (t *Table) Stop(sb *Sandbox, token uint64) {
+// than 0 is answered then. The cause of a stop that has begun stays.
+func (t *Table) Stop(sb *Sandbox, token uint64, cause step.StopCause) {
 	s := sb.sleep
-	s.stop = true
+	s.stop = cmp.Or(s.stop, cause)
 	if token != 0 {
 		s.stoppers = append(s.stoppers, token)
 	}
@@ -94,28 +94,36 @@ func (t *Table) Stop(sb *Sandbox, token uint64) {
 // CloseToStop is Close for a call that has a sandbox stopped.
 func (t *Table) CloseToStop(sb *Sandbox, token uint64) {
 	t.Close(sb, Called, 0)
-	t.Stop(sb, token)
+	t.Stop(sb, token, step.StopCalled)
+}
+
+// stopCause is why a sandbox is stopped whose time for that has come.
+func (t *Table) stopCause(sb *Sandbox) step.StopCause {
+	if after := sb.Sleep.StopAfter; after > 0 && t.Now.BootOf(sb.AsleepAt.Add(after)) <= t.Now.Boot {
+		return step.StopAfter
+	}
+	return step.StopOfCordon
 }
 
 // archiveForStop has the files of a sandbox archived that is asleep.
 func (t *Table) archiveForStop(sb *Sandbox) {
 	sb.sleep.archive = &archive{order: sb.Revision}
-	t.Emit(step.WriteArchive{Sandbox: sb.Sandbox})
+	t.Emit(step.WriteArchive{Sandbox: sb.Sandbox, Cause: sb.sleep.stop})
 }
 
 // stopArchived acts on the outcome of archiveForStop. name is that of the archive.
-func (t *Table) stopArchived(sb *Sandbox, ok bool, why, name string) {
+func (t *Table) stopArchived(sb *Sandbox, err error, name string) {
 	s := sb.sleep
 	s.archive = nil
 	switch {
 	case sb.Phase != fact.Asleep || s.pending != 0: // it wakes
 		return
-	case !ok && t.endsWithPod(sb):
+	case err != nil && t.endsWithPod(sb):
 		return
-	case !ok:
-		s.stop = false
+	case err != nil:
+		s.stop = ""
 		t.backOff(sb)
-		t.answer(s.stoppers, step.CallRefused, sb, why)
+		t.answerNotArchived(s.stoppers, sb, err)
 		s.stoppers = nil
 		t.goesOn(sb)
 		return
@@ -127,7 +135,7 @@ func (t *Table) stopArchived(sb *Sandbox, ok bool, why, name string) {
 			t.Emit(step.DropArchive{Sandbox: before})
 		}
 		t.answer(s.stoppers, step.CallOK, sb, "")
-		s.stop, s.stoppers = false, nil
+		s.stop, s.stoppers = "", nil
 	})
 }
 

@@ -77,11 +77,12 @@ type (
 	Thaw struct{ Sandbox fact.Sandbox }
 	// WriteArchive has the files of a sandbox archived, whose processes are stopped. The Values are those of its call.
 	// ArchiveWritten answers it, with its Token. Token 0: the sandbox is to be stopped. The archive then has its
-	// configuration too, sealed, and there are no Values.
+	// configuration too, sealed, and there are no Values. Cause is why it is to be stopped.
 	WriteArchive struct {
 		Token   uint64
 		Sandbox fact.Sandbox
 		Values  Values
+		Cause   StopCause
 	}
 	// DropArchive deletes the Archive of a sandbox. No record names it any more, so it does not matter how late that is.
 	DropArchive struct{ Sandbox fact.Sandbox }
@@ -169,11 +170,13 @@ type (
 
 	// SandboxCallAnswered answers a KeepAlive, a SetTimeout, a SetNetwork, a Sleep or an Archive with the sandbox. CallGone: it was released, or
 	// its release is on its way into the journal. Why says for people why a sandbox does not sleep, or has no new rules.
+	// Err is that of ArchiveWritten, if that is why.
 	SandboxCallAnswered struct {
 		Token   uint64
 		Status  CallStatus
 		Sandbox fact.Sandbox
 		Why     string
+		Err     error
 		// Woken: it was asleep.
 		Woken bool
 	}
@@ -349,6 +352,18 @@ const (
 	NotConfigured
 	// NotAccepted: no pod may be made from the pool's template, and none is warm.
 	NotAccepted
+)
+
+// StopCause is why a sandbox is stopped.
+type StopCause string
+
+// Why a sandbox is stopped.
+const (
+	StopCalled      StopCause = "call"       // a call has asked for it
+	StopAfter       StopCause = "stopAfter"  // it has slept for so long
+	StopForPressure StopCause = "maxAsleep"  // more sandboxes of its pool are asleep than may be
+	StopOfCordon    StopCause = "cordon"     // its node gets no more pods, and those there are about to be evicted
+	StopOfDeletion  StopCause = "podDeleted" // its pod is being deleted by others, as by an eviction
 )
 
 // CallStatus is the outcome of a Release, a KeepAlive, a SetTimeout, a SetNetwork, a Sleep or an Archive.
