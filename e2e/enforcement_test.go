@@ -166,7 +166,7 @@ func (n *kindNode) startGateway() (g *egressEnv, origin, nameServer netip.AddrPo
 	origin = netip.MustParseAddrPort(l.Addr().String())
 	nameServer = netip.MustParseAddrPort(harness.NameServer(t, n.outside, nil))
 	only := n.outside.String() + "/32"
-	raw, err := json.Marshal(map[string]any{"egress": map[string]any{
+	raw, err := json.Marshal(map[string]any{"maxStale": "30s", "egress": map[string]any{ // what egress needs at least
 		"enabled": true, "outsideCIDRs": []string{only}, "extraArgs": []string{"--name-server=" + nameServer.String()},
 		"extraEgress": []any{map[string]any{
 			"to":    []any{map[string]any{"ipBlock": map[string]any{"cidr": only}}},

@@ -2,7 +2,9 @@ package main
 
 import (
 	"debug/elf"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"regexp"
@@ -48,4 +50,25 @@ func sharedLibraries(program string) (files, error) {
 		all.add(line[1], 0o755, content)
 	}
 	return all, nil
+}
+
+// caFile is where Envoy's own image has the certificates of public authorities. The egress gateway of the chart reads
+// them there (egress.caFile).
+const caFile = "/etc/ssl/certs/ca-certificates.crt"
+
+// publicAuthorities returns the certificates by which this machine verifies servers, at caFile.
+func publicAuthorities() (files, error) {
+	all, places := files{}, []string{
+		os.Getenv("SSL_CERT_FILE"), caFile, // Debian, Alpine
+		"/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", // Fedora, SUSE
+	}
+	for _, file := range places {
+		content, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		all.add(caFile, 0o644, content)
+		return all, err
+	}
+	return nil, fmt.Errorf("certificates of public authorities: none of %q exists; install ca-certificates", places[1:])
 }

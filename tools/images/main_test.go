@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"crypto/x509"
 	"errors"
 	"io"
 	"os"
@@ -63,6 +64,14 @@ func TestProgramsRunInTheirImages(t *testing.T) {
 			root := unpack(t, opened)
 			for command, want := range prints {
 				require.Contains(t, runIn(t, root, strings.Fields(command)...), want)
+			}
+			if image == envoyImage {
+				values, err := os.ReadFile("../../charts/berth/values.yaml")
+				require.NoError(t, err)
+				require.Contains(t, string(values), "\n  caFile: "+caFile+"\n", "egress.caFile")
+				authorities, err := os.ReadFile(filepath.Join(root, caFile))
+				require.NoError(t, err)
+				require.True(t, x509.NewCertPool().AppendCertsFromPEM(authorities))
 			}
 		})
 	}

@@ -86,7 +86,12 @@ func (s spec) layers() ([]layer, error) {
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, layer{"the dynamic loader and shared libraries", shared})
+			authorities, err := publicAuthorities()
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, layer{"certificates of public authorities", authorities},
+				layer{"the dynamic loader and shared libraries", shared})
 		}
 		content, err := os.ReadFile(file)
 		if err != nil {
