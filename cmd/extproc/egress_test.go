@@ -207,7 +207,7 @@ func (a *allocator) credential(sb *core.Sandbox) string {
 func nameServer(t *testing.T) (addr string, asked func() []string) {
 	var mu sync.Mutex
 	names := map[string]bool{}
-	addr = harness.NameServer(t, func(name string) netip.Addr {
+	addr = harness.NameServer(t, netip.MustParseAddr("127.0.0.1"), func(name string) netip.Addr {
 		mu.Lock()
 		defer mu.Unlock()
 		names[name] = true
