@@ -21,10 +21,15 @@ import (
 // sandboxes with processes of their own sleep at one time. They are woken one after the other by a request through
 // Envoy ("wake"), and each is sent another one right behind it ("awake"). Then all sleep again and are woken at once
 // ("burst"): a request for each comes at the same moment. "burst_awake" sends as many at once to sandboxes that are
-// awake. The journal's writes are in these times. "sleep" is the time of a call that has a sandbox sleep, without the
-// connect window, when all are called at once.
+// awake. "behind" is a burst that comes when the sleeps have just ended. The leader then still writes what follows from
+// them: objects, and the CPU requests of pods. Before the others that is over, and so is what follows from one wake
+// before the next. The journal's writes are in these times. "sleep" is the time of a call that has a sandbox sleep,
+// without the connect window, when all are called at once.
 func BenchmarkSleep(b *testing.B) {
-	const sandboxes, rounds = 50, 10
+	const (
+		sandboxes, rounds = 50, 10
+		rest, pause       = 3 * time.Second, 100 * time.Millisecond // after sleeps, and between wakes
+	)
 	bin := b.TempDir()
 	require.NoError(b, stack.Build(b.Context(), bin, false, "allocator", "extproc", "demo-sandbox", "agent"))
 	berth := harness.NewRun(b, history.Settings{}, "").Start(harness.Options{
@@ -68,7 +73,9 @@ func BenchmarkSleep(b *testing.B) {
 			for _, d := range asleep() {
 				add("sleep", d-envoy.ConnectWindow)
 			}
+			time.Sleep(rest)
 			for i := range ids {
+				time.Sleep(pause)
 				began := time.Now()
 				require.NoError(b, get(i))
 				woken := time.Now()
@@ -77,12 +84,15 @@ func BenchmarkSleep(b *testing.B) {
 				add("awake", time.Since(woken))
 			}
 			asleep()
+			add("behind", g.parallel(sandboxes, sandboxes, get)...)
+			asleep()
+			time.Sleep(rest)
 			add("burst", g.parallel(sandboxes, sandboxes, get)...)
 			add("burst_awake", g.parallel(sandboxes, sandboxes, get)...)
 			n := (round + 1) * sandboxes
-			b.Logf("round %d: p50 of wake %.1f, awake %.1f, burst %.1f, burst awake %.1f ms", round,
+			b.Logf("round %d: p50 of wake %.1f, awake %.1f, behind %.1f, burst %.1f, burst awake %.1f ms", round,
 				ms(quantile(took["wake"][n-sandboxes:], 0.5)), ms(quantile(took["awake"][n-sandboxes:], 0.5)),
-				ms(quantile(took["burst"][n-sandboxes:], 0.5)), ms(quantile(took["burst_awake"][n-sandboxes:], 0.5)))
+				ms(quantile(took["behind"][n-sandboxes:], 0.5)), ms(quantile(took["burst"][n-sandboxes:], 0.5)), ms(quantile(took["burst_awake"][n-sandboxes:], 0.5)))
 		}
 	}
 	b.StopTimer()

@@ -236,8 +236,8 @@ func TestStoreThatIsAwayFailsSnapshotsAlone(t *testing.T) {
 		{http.MethodDelete, "/templates/mine:default", ""}, {http.MethodPost, "/sandboxes", `{"templateID":"mine"}`},
 	} {
 		a := e.api(c.method, c.path, c.body)
-		require.Equal(t, http.StatusBadGateway, a.code, a.body)
-		require.Contains(t, a.body, string(apierror.SnapshotFailed))
+		require.Equal(t, http.StatusServiceUnavailable, a.code, a.body)
+		require.Contains(t, a.body, string(apierror.StoreUnavailable))
 	}
 	b.beats(true)
 	e.reaches(e.client(), b.Sandbox)

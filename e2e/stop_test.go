@@ -317,7 +317,7 @@ func TestStoreThatIsAwayStopsNothing(t *testing.T) {
 	b := e.sleeper(e.snapshotPool("unkept", dir), stoppable)
 	store.refuses.Store(true)
 	refused := e.api(http.MethodPost, "/sandboxes/"+b.SandboxID+"/pause", `{"memory":false}`).refusal(t)
-	require.Equal(t, apierror.SnapshotFailed, refused.Reason)
+	require.Equal(t, apierror.StoreUnavailable, refused.Reason)
 	require.Equal(t, openapi.SandboxPhaseAsleep, b.state().Phase)
 	b.connects()
 	b.beats(true)

@@ -79,7 +79,8 @@ const (
 	awaitsLook
 )
 
-// of returns the peer at an address, nil if there is no room for another one.
+// of returns the peer at an address, nil if there is no room for another one. The next look removes one without
+// connections.
 func (p *peers) of(addr netip.Addr) *peer {
 	of := p.all[addr]
 	if of == nil && len(p.all) < 2*p.max {

@@ -59,10 +59,13 @@ func (a *api) createSnapshot(w *reply, r *http.Request) error {
 
 // notMade says why there is no snapshot.
 func notMade(id string, err error) error {
-	if errors.As(err, new(*apierror.Error)) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, snapshots.ErrTimeout) {
+	if reason := notArchived(err); reason != apierror.SnapshotFailed || errors.Is(err, snapshots.ErrTimeout) {
+		return about(id, reason, err.Error())
+	}
+	if errors.As(err, new(*apierror.Error)) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return about(id, notArchived(err), err.Error())
+	return about(id, apierror.SnapshotFailed, err.Error())
 }
 
 // notArchived is the reason for an error for which the files of a sandbox were not archived.

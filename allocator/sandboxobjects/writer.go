@@ -146,8 +146,17 @@ func (p *Writer) Backlog() Backlog {
 	return b
 }
 
-// errOldCRD is why strict has an object refused.
-var errOldCRD = errors.New("the CRD sandboxes.berth.sh is of an earlier version than the allocators; install that of their version")
+// strictError begins what the API server says of a field that strict has it refuse. Before that it repeats the object.
+const strictError = "strict decoding error"
+
+// errOtherCRD is why strict has an object refused.
+type errOtherCRD struct{ *apierrors.StatusError }
+
+func (e errOtherCRD) Error() string {
+	fields := e.ErrStatus.Message
+	fields = fields[strings.LastIndex(fields, strictError)+len(strictError):]
+	return "the CRD sandboxes.berth.sh is not of the version of the allocators; install that of their version" + fields
+}
 
 // Run writes with this many workers until ctx ends.
 func (p *Writer) Run(ctx context.Context, workers int) {
@@ -166,8 +175,8 @@ func (p *Writer) next(ctx context.Context, id string) error {
 	call, cancel := context.WithTimeout(ctx, kube.CallTimeout)
 	err := p.write(call, w)
 	cancel()
-	if err != nil && strings.Contains(err.Error(), "strict decoding error") {
-		err = fmt.Errorf("%w: %w", errOldCRD, err)
+	if status := new(apierrors.StatusError); errors.As(err, &status) && strings.Contains(status.ErrStatus.Message, strictError) {
+		err = errOtherCRD{status}
 	}
 	gone := w.touch && apierrors.IsNotFound(err) // the watch reports the loss, and the core has the object created if it is needed
 	if err != nil && !gone {

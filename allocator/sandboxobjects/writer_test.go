@@ -18,7 +18,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest"
+	"go.uber.org/zap/zaptest/observer"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -77,13 +80,16 @@ type writer struct {
 	*testing.T
 	clients  *kube.Clients
 	recorded chan core.ObjectWritten
+	logs     *observer.ObservedLogs
 }
 
 func newWriter(t *testing.T, cluster *devcluster.Cluster) *writer {
 	clients, err := kube.NewClients(cluster.RestConfig(), 0, 0)
 	require.NoError(t, err)
 	p := &writer{T: t, clients: clients, recorded: make(chan core.ObjectWritten, 100)}
-	p.Writer = objectWriter(t, clients, func(ev core.Event) { p.recorded <- ev.(core.ObjectWritten) })
+	logger, logs := observer.New(zapcore.WarnLevel)
+	p.logs = logs
+	p.Writer = objectWriter(t, clients, zap.New(logger), func(ev core.Event) { p.recorded <- ev.(core.ObjectWritten) })
 	ctx, stop := context.WithCancel(context.Background())
 	var working sync.WaitGroup
 	working.Go(func() { p.Writer.Run(ctx, 4) })
@@ -441,7 +447,7 @@ func TestFewRefusedObjectsDoNotCountForTheLag(t *testing.T) {
 	defer apiServer.Close()
 	clients, err := kube.NewClients(&rest.Config{Host: apiServer.URL, Transport: &http.Transport{DisableKeepAlives: true}}, 0, 0)
 	require.NoError(t, err)
-	p := objectWriter(t, clients, func(core.Event) {})
+	p := objectWriter(t, clients, zaptest.NewLogger(t), func(core.Event) {})
 	ctx, stop := context.WithCancel(t.Context())
 	var working sync.WaitGroup
 	working.Go(func() { p.Run(ctx, 4) })
@@ -550,10 +556,21 @@ func TestFieldsThatTheCRDLacksAreNotLost(t *testing.T) {
 	without.Network.Headers, without.Revision.Counter = nil, 2
 	p.write(without)
 	require.Equal(t, 1, p.Backlog().Refused)
+	patched := sandbox(core.Running, 1, 3)
+	p.Record(core.WriteObject{Sandbox: patched})
+	require.Eventually(t, func() bool { b := p.Backlog(); return b.Refused+b.Objects != 3 }, time.Minute, time.Millisecond)
+	require.Equal(t, 2, p.Backlog().Refused)
+
+	for _, line := range p.logs.All() { // the API server repeats the object, whose content is in no log
+		said := fmt.Sprint(line.ContextMap()["error"])
+		require.Contains(t, said, `version: unknown field "spec.networkHeaders"`)
+		require.NotContains(t, said, refused.ID[:12])
+	}
 
 	change(func(schema map[string]any) { maps.Copy(schema, whole) })
 	require.Eventually(t, func() bool { return p.Backlog().Objects == 0 }, time.Minute, 50*time.Millisecond)
 	require.Contains(t, p.list().Sandboxes, refused)
+	require.Contains(t, p.list().Sandboxes, patched)
 }
 
 // A leader that was deposed and goes on for a moment must not bring back the object of a
@@ -581,10 +598,10 @@ func newWatcher(t *testing.T, clients *kube.Clients) *sandboxobjects.Watcher {
 	return w
 }
 
-func objectWriter(t *testing.T, clients *kube.Clients, submit func(core.Event)) *sandboxobjects.Writer {
+func objectWriter(t *testing.T, clients *kube.Clients, log *zap.Logger, submit func(core.Event)) *sandboxobjects.Writer {
 	t.Helper()
 	w, err := sandboxobjects.NewWriter(sandboxobjects.WriterOptions{
-		Options: kube.Options{Clients: clients, Namespace: "default", Submit: submit, Log: zaptest.NewLogger(t)},
+		Options: kube.Options{Clients: clients, Namespace: "default", Submit: submit, Log: log},
 		Yield:   func(context.Context) {},
 	})
 	require.NoError(t, err)

@@ -127,7 +127,7 @@ func (s *Store) Close() error { return s.bucket.Close() }
 // call makes one request to the store. what says what it is for.
 func (s *Store) call(ctx context.Context, what string, request func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.bounds.call,
-		fmt.Errorf("the object store has not answered within %s: %w", s.bounds.call, ErrTimeout))
+		ofStore(fmt.Errorf("it has not answered within %s: %w", s.bounds.call, ErrTimeout)))
 	defer cancel()
 	return failed(ctx, what, request(ctx))
 }

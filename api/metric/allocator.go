@@ -81,7 +81,7 @@ var (
 	StopArchives = counter(Row{
 		Program: Allocator, Name: "berth_allocator_stop_archives_total", Unit: "archives", Labels: []string{Outcome, Cause},
 		Help:  "Archives of sandboxes that were to be stopped, by outcome: done, busy, or failed; and by cause: call, stopAfter, maxAsleep (more sandboxes of the pool were asleep than may be), cordon (of the node), or podDeleted (as by an eviction).",
-		Moves: "busy: other archives were being written for 30 s; the sandbox stays asleep, and those with stopAfter are tried again. failed: it stays asleep too, and the log of the leader says why; the object store does not answer, or the sandbox has more files than spec.snapshot of its pool allows.",
+		Moves: "busy: other archives were being written for 30 s; the sandbox stays asleep, and a stop that no call has asked for is tried again. failed: it stays asleep too, and the log of the leader says why; the object store does not answer, or the sandbox has more files than spec.snapshot of its pool allows.",
 	})
 	Sleeps = counter(Row{
 		Program: Allocator, Name: "berth_allocator_sleeps_total", Unit: "times",

@@ -2963,7 +2963,8 @@ type ClientInterface interface {
 	//
 	// Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
 	// is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
-	// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
+	// already is answered 409. If the files cannot be archived the call is answered as one for a snapshot is (413,
+	// 429, 502 or 503), and the sandbox stays asleep.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -2978,7 +2979,8 @@ type ClientInterface interface {
 	//
 	// Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
 	// is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
-	// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
+	// already is answered 409. If the files cannot be archived the call is answered as one for a snapshot is (413,
+	// 429, 502 or 503), and the sandbox stays asleep.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3848,7 +3850,8 @@ func (c *Client) UpdateNetwork(ctx context.Context, sandboxID SandboxID, body Up
 //
 // Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
 // is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
-// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
+// already is answered 409. If the files cannot be archived the call is answered as one for a snapshot is (413,
+// 429, 502 or 503), and the sandbox stays asleep.
 //
 // Takes any type of body and a specified content type.
 //
@@ -3873,7 +3876,8 @@ func (c *Client) PauseSandboxWithBody(ctx context.Context, sandboxID SandboxID, 
 //
 // Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
 // is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
-// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
+// already is answered 409. If the files cannot be archived the call is answered as one for a snapshot is (413,
+// 429, 502 or 503), and the sandbox stays asleep.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -8121,7 +8125,8 @@ type ClientWithResponsesInterface interface {
 	//
 	// Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
 	// is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
-	// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
+	// already is answered 409. If the files cannot be archived the call is answered as one for a snapshot is (413,
+	// 429, 502 or 503), and the sandbox stays asleep.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -8136,7 +8141,8 @@ type ClientWithResponsesInterface interface {
 	//
 	// Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
 	// is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
-	// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
+	// already is answered 409. If the files cannot be archived the call is answered as one for a snapshot is (413,
+	// 429, 502 or 503), and the sandbox stays asleep.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -11738,7 +11744,8 @@ func (c *ClientWithResponses) UpdateNetworkWithResponse(ctx context.Context, san
 //
 // Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
 // is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
-// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
+// already is answered 409. If the files cannot be archived the call is answered as one for a snapshot is (413,
+// 429, 502 or 503), and the sandbox stays asleep.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -11759,7 +11766,8 @@ func (c *ClientWithResponses) PauseSandboxWithBodyWithResponse(ctx context.Conte
 //
 // Stopped, with "memory": false: its files below the paths of spec.snapshot of the pool are archived then, and its pod
 // is deleted. It is answered when that is durable. A sandbox that is asleep is stopped, too. One that is stopped
-// already is answered 409. If the files cannot be archived the call is answered 502, and the sandbox stays asleep.
+// already is answered 409. If the files cannot be archived the call is answered as one for a snapshot is (413,
+// 429, 502 or 503), and the sandbox stays asleep.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //

@@ -56,11 +56,12 @@ func sharedLibraries(program string) (files, error) {
 // them there (egress.caFile).
 const caFile = "/etc/ssl/certs/ca-certificates.crt"
 
-// publicAuthorities returns the certificates by which this machine verifies servers, at caFile.
+// publicAuthorities returns the certificates by which this machine verifies servers, at caFile. As for other programs
+// SSL_CERT_FILE says which they are, if it is set.
 func publicAuthorities() (files, error) {
-	all, places := files{}, []string{
-		os.Getenv("SSL_CERT_FILE"), caFile, // Debian, Alpine
-		"/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", // Fedora, SUSE
+	all, places := files{}, []string{caFile, "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"} // Debian, Fedora, SUSE
+	if file := os.Getenv("SSL_CERT_FILE"); file != "" {
+		places = []string{file}
 	}
 	for _, file := range places {
 		content, err := os.ReadFile(file)
@@ -70,5 +71,5 @@ func publicAuthorities() (files, error) {
 		all.add(caFile, 0o644, content)
 		return all, err
 	}
-	return nil, fmt.Errorf("certificates of public authorities: none of %q exists; install ca-certificates", places[1:])
+	return nil, fmt.Errorf("certificates of public authorities: none of %q exists; install ca-certificates", places)
 }

@@ -13,13 +13,13 @@
 //     source, the Go toolchain, the version, and for Envoy its binary and the
 //     machine's libraries and certificates; not the time, nor where the tree lies, nor who builds.
 //   - An image holds its programs in /usr/local/bin, the libraries they need, a
-//     passwd and a group file, and the directories above those; nothing can be
+//     passwd and a group file, Envoy's also certificates of public authorities for the
+//     egress gateway, and the directories above those; nothing can be
 //     written by the user that the programs run as.
 //   - The user is 65532:65532. The root file system may be read-only. There is no
 //     shell and no /tmp.
-//   - Only Envoy's image holds certificates of public authorities, for the egress
-//     gateway. Berth's programs check the API server and the control stream
-//     against files that are mounted.
+//   - Berth's programs check the API server and the control stream against files
+//     that are mounted.
 //
 // Berth's own programs are static. Envoy is not: its libraries and certificates are
 // copied from this machine, so the envoy image is for tests. In production use Envoy's own

@@ -109,13 +109,12 @@ func check(ctx context.Context, mutations []mutation, out io.Writer) (failed []s
 		return append(failed, "all")
 	}
 	for _, m := range applied {
-		var err error
-		if folders := m.folders(); len(folders) == 1 {
-			err = types.check(folders[0], changes[m.Name])
-		} else if len(folders) > 1 { // one may use what another one declares anew
-			err = compile(ctx, folders, changes[m.Name])
+		folders := m.folders()
+		if len(folders) == 0 || len(folders) == 1 && types.check(folders[0], changes[m.Name]) == nil {
+			continue
 		}
-		if err != nil {
+		// One package may use what another one declares anew. Besides, the go command has the last word.
+		if err := compile(ctx, folders, changes[m.Name]); err != nil {
 			report(m, fmt.Errorf("does not compile:\n%w", err))
 		}
 	}

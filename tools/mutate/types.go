@@ -14,13 +14,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
 // source is a package as the go command lists it.
 type source struct {
-	ImportPath, Dir, Export, ForTest string
-	GoFiles, TestGoFiles             []string
+	ImportPath, Dir, Export, ForTest   string
+	GoFiles, TestGoFiles, XTestGoFiles []string
 }
 
 // checker checks the types of changed packages. It takes their imports as the go command has compiled them from the
@@ -38,7 +39,7 @@ func newChecker(ctx context.Context, folders []string) (*checker, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"list", "-export", "-test", "-deps", "-json=ImportPath,Dir,Export,ForTest,GoFiles,TestGoFiles"}
+	args := []string{"list", "-export", "-test", "-deps", "-json=ImportPath,Dir,Export,ForTest,GoFiles,TestGoFiles,XTestGoFiles"}
 	for _, folder := range folders {
 		args = append(args, "./"+folder)
 	}
@@ -75,26 +76,52 @@ func newChecker(ctx context.Context, folders []string) (*checker, error) {
 	return c, nil
 }
 
-// check returns the errors that the change leaves in the package of a folder and in the tests that belong to it.
+// check returns an error if the change leaves one in the package of a folder or in its tests. It can find one where
+// there is none: tests of another package may get the changed package from what they import, too.
 func (c *checker) check(folder string, changed change) error {
 	p := c.packages[folder]
 	if p == nil {
 		return fmt.Errorf("no package in %s", folder)
 	}
-	var files []*ast.File
-	for _, names := range [][]string{p.GoFiles, p.TestGoFiles} {
-		for _, name := range names {
-			file, err := c.parse(filepath.Join(folder, name), changed)
-			if err != nil {
-				return err
-			}
-			files = append(files, file)
-		}
+	config := types.Config{Importer: c.imports}
+	files, err := c.files(folder, slices.Concat(p.GoFiles, p.TestGoFiles), changed)
+	if err != nil {
+		return err
 	}
-	var errs []error
-	config := types.Config{Importer: c.imports, Error: func(err error) { errs = append(errs, err) }}
-	_, _ = config.Check(p.ImportPath, c.set, files, nil) // the errors are in errs
-	return errors.Join(errs...)
+	found, err := config.Check(p.ImportPath, c.set, files, nil)
+	if err != nil || len(p.XTestGoFiles) == 0 {
+		return err
+	}
+	if files, err = c.files(folder, p.XTestGoFiles, changed); err != nil {
+		return err
+	}
+	config.Importer = but{c.imports, found}
+	_, err = config.Check(p.ImportPath+"_test", c.set, files, nil)
+	return err
+}
+
+// but imports one package as it was found.
+type but struct {
+	types.Importer
+	found *types.Package
+}
+
+func (b but) Import(path string) (*types.Package, error) {
+	if path == b.found.Path() {
+		return b.found, nil
+	}
+	return b.Importer.Import(path)
+}
+
+func (c *checker) files(folder string, names []string, changed change) (all []*ast.File, err error) {
+	for _, name := range names {
+		file, err := c.parse(filepath.Join(folder, name), changed)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, file)
+	}
+	return all, nil
 }
 
 func (c *checker) parse(name string, changed change) (*ast.File, error) {

@@ -18,8 +18,9 @@ import (
 const (
 	// relieveEvery is the interval between two looks.
 	relieveEvery = time.Second
-	// maxPressed bounds the stops that are under way in all pools when pressure adds one. The object store takes four
-	// archives at one time, two of them of one team, and a stop that waits for that too long fails.
+	// maxPressed bounds the stops for pressure that are under way in all pools. The object store takes four archives at one
+	// time, two of them of one team, and a stop that waits for that too long fails. Stops of other causes do not count: a
+	// team could have the bounds of all pools not kept with calls.
 	maxPressed = 4
 )
 
@@ -60,7 +61,7 @@ func (t *Table) Relieve(groups []*pods.Group) {
 	}
 	places := maxPressed
 	for _, sb := range t.live.Of(Everything()) {
-		if sb.isBeingStopped() {
+		if sb.isBeingStopped() && sb.sleep.stop == step.StopForPressure {
 			places--
 		}
 	}

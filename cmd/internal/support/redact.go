@@ -32,10 +32,12 @@ var shapes = []struct {
 	{regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`), "$1 " + removed},
 	{regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`), removed},
 	{regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\z)`), removed},
-	// As Envoy prints headers: one on a line. Any of them may be a secret that a sandbox does not have.
-	{regexp.MustCompile(`(?m)^('[^':\n][^'\n]*', ')[^\n]+'`), "$1" + removed + "'"},
+	// As Envoy prints headers: one on a line, behind the time that the kubelet adds. Any of them may be a secret that a
+	// sandbox does not have.
+	{regexp.MustCompile(`(?m)^((?:\d{4}-\S+Z )?'[^':\n][^'\n]*', ')[^\n]+'`), "$1" + removed + "'"},
+	{regexp.MustCompile(`(?i)('[^'\n]*(?:key|token|password|secret|authorization|cookie|signature)', ')[^'\n]+`), "$1" + removed},
 	{regexp.MustCompile(`(?i)\b(x-api-key|(?:[a-z-]*access[_-]?)token|token|password|passwd|secret|api[_-]?key|` +
-		`authorization|set-cookie|cookie|signature)(\\?["']?\s*[:=]\s*\\?["']?|',\s*')[^\s"'\\,;&}\[\]][^\s"'\\,;&}\]]*`), "$1$2" + removed},
+		`authorization|set-cookie|cookie|signature)(\\?["']?\s*[:=]\s*\\?["']?)[^\s"'\\,;&}\[\]][^\s"'\\,;&}\]]*`), "$1$2" + removed},
 }
 
 // digits are tokens of sandboxes, and digests, which stay.
