@@ -76,28 +76,36 @@ func newChecker(ctx context.Context, folders []string) (*checker, error) {
 	return c, nil
 }
 
-// check returns an error if the change leaves one in the package of a folder or in its tests. It can find one where
-// there is none: tests of another package may get the changed package from what they import, too.
+// check returns an error if the change leaves one in the package of a folder or in its tests. Tests in a package of their
+// own may get the changed package from what they import, too, and then it is two packages. So those with errors in the
+// tree as it is are not checked.
 func (c *checker) check(folder string, changed change) error {
 	p := c.packages[folder]
 	if p == nil {
 		return fmt.Errorf("no package in %s", folder)
 	}
-	config := types.Config{Importer: c.imports}
-	files, err := c.files(folder, slices.Concat(p.GoFiles, p.TestGoFiles), changed)
-	if err != nil {
-		return err
-	}
-	found, err := config.Check(p.ImportPath, c.set, files, nil)
+	found, err := c.types(folder, p.ImportPath, slices.Concat(p.GoFiles, p.TestGoFiles), changed, c.imports)
 	if err != nil || len(p.XTestGoFiles) == 0 {
 		return err
 	}
-	if files, err = c.files(folder, p.XTestGoFiles, changed); err != nil {
-		return err
+	_, err = c.types(folder, p.ImportPath+"_test", p.XTestGoFiles, changed, but{c.imports, found})
+	if err != nil && changed != nil && c.check(folder, nil) != nil {
+		return nil
 	}
-	config.Importer = but{c.imports, found}
-	_, err = config.Check(p.ImportPath+"_test", c.set, files, nil)
 	return err
+}
+
+// types checks files of a folder as a package.
+func (c *checker) types(folder, path string, names []string, changed change, imports types.Importer) (*types.Package, error) {
+	var files []*ast.File
+	for _, name := range names {
+		file, err := c.parse(filepath.Join(folder, name), changed)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file)
+	}
+	return (&types.Config{Importer: imports}).Check(path, c.set, files, nil)
 }
 
 // but imports one package as it was found.
@@ -111,17 +119,6 @@ func (b but) Import(path string) (*types.Package, error) {
 		return b.found, nil
 	}
 	return b.Importer.Import(path)
-}
-
-func (c *checker) files(folder string, names []string, changed change) (all []*ast.File, err error) {
-	for _, name := range names {
-		file, err := c.parse(filepath.Join(folder, name), changed)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, file)
-	}
-	return all, nil
 }
 
 func (c *checker) parse(name string, changed change) (*ast.File, error) {
