@@ -90,9 +90,9 @@ func BenchmarkSleep(b *testing.B) {
 			add("burst", g.parallel(sandboxes, sandboxes, get)...)
 			add("burst_awake", g.parallel(sandboxes, sandboxes, get)...)
 			n := (round + 1) * sandboxes
+			p50 := func(what string) float64 { return ms(quantile(took[what][n-sandboxes:], 0.5)) }
 			b.Logf("round %d: p50 of wake %.1f, awake %.1f, behind %.1f, burst %.1f, burst awake %.1f ms", round,
-				ms(quantile(took["wake"][n-sandboxes:], 0.5)), ms(quantile(took["awake"][n-sandboxes:], 0.5)),
-				ms(quantile(took["behind"][n-sandboxes:], 0.5)), ms(quantile(took["burst"][n-sandboxes:], 0.5)), ms(quantile(took["burst_awake"][n-sandboxes:], 0.5)))
+				p50("wake"), p50("awake"), p50("behind"), p50("burst"), p50("burst_awake"))
 		}
 	}
 	b.StopTimer()

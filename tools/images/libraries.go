@@ -59,7 +59,8 @@ const caFile = "/etc/ssl/certs/ca-certificates.crt"
 // publicAuthorities returns the certificates by which this machine verifies servers, at caFile. As for other programs
 // SSL_CERT_FILE says which they are, if it is set.
 func publicAuthorities() (files, error) {
-	all, places := files{}, []string{caFile, "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"} // Debian, Fedora, SUSE
+	// Of Debian, Fedora and SUSE.
+	all, places := files{}, []string{caFile, "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"}
 	if file := os.Getenv("SSL_CERT_FILE"); file != "" {
 		places = []string{file}
 	}

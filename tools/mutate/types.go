@@ -39,7 +39,8 @@ func newChecker(ctx context.Context, folders []string) (*checker, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"list", "-export", "-test", "-deps", "-json=ImportPath,Dir,Export,ForTest,GoFiles,TestGoFiles,XTestGoFiles"}
+	const fields = "ImportPath,Dir,Export,ForTest,GoFiles,TestGoFiles,XTestGoFiles"
+	args := []string{"list", "-export", "-test", "-deps", "-json=" + fields}
 	for _, folder := range folders {
 		args = append(args, "./"+folder)
 	}
@@ -96,7 +97,9 @@ func (c *checker) check(folder string, changed change) error {
 }
 
 // types checks files of a folder as a package.
-func (c *checker) types(folder, path string, names []string, changed change, imports types.Importer) (*types.Package, error) {
+func (c *checker) types(
+	folder, path string, names []string, changed change, imports types.Importer,
+) (*types.Package, error) {
 	var files []*ast.File
 	for _, name := range names {
 		file, err := c.parse(filepath.Join(folder, name), changed)
