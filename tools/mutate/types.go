@@ -77,9 +77,9 @@ func newChecker(ctx context.Context, folders []string) (*checker, error) {
 	return c, nil
 }
 
-// check returns an error if the change leaves one in the package of a folder or in its tests. Tests in a package of their
-// own may get the changed package from what they import, too, and then it is two packages. So those with errors in the
-// tree as it is are not checked.
+// check returns an error if the change leaves one in the package of a folder or in its tests. Tests in a package of
+// their own may get the changed package from what they import, too, and then it is two packages. So those that have
+// errors in the tree as it is are not checked.
 func (c *checker) check(folder string, changed change) error {
 	p := c.packages[folder]
 	if p == nil {
