@@ -135,7 +135,7 @@ func TestConsoleChartsShowLoadOfTheHourInChromium(t *testing.T) {
 			if random.IntN(3) == 0 {
 				life = `"idleTimeout":30`
 			}
-			released := time.Now().Add(time.Duration(10+random.IntN(180)) * time.Second)
+			released := time.Now().Add(lasts/40 + time.Duration(random.Int64N(int64(lasts/5))))
 			calls.Go(func() {
 				var s openapi.Sandbox
 				a, err := do(t.Context(), http.DefaultClient, http.MethodPost, first.API+"/sandboxes", "",

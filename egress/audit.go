@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/sandboxid"
@@ -81,11 +80,4 @@ func (s *Server) audit(e *entry, dest policy.Dest, reason apierror.Reason, why s
 	}
 	fields = append(fields, zap.String("reason", string(reason)), zap.String("why", why))
 	return func() { s.o.Log.Info("egress: refused", fields...) }
-}
-
-// sampled returns log with at most maxLogged lines per second and message.
-func sampled(log *zap.Logger) *zap.Logger {
-	return log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, time.Second, maxLogged, 0)
-	}))
 }

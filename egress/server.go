@@ -20,6 +20,7 @@ import (
 	"github.com/berth-sandbox/berth/extproc/h2"
 	"github.com/berth-sandbox/berth/extproc/socket"
 	"github.com/berth-sandbox/berth/extproc/wire"
+	"github.com/berth-sandbox/berth/internal/loglimit"
 	"github.com/berth-sandbox/berth/internal/options"
 	"github.com/berth-sandbox/berth/internal/rate"
 	"github.com/berth-sandbox/berth/internal/wait"
@@ -99,7 +100,7 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{
 		o: o, maxOpen: cmp.Or(o.MaxOpen, o.MaxConnections/openShare), rate: rate.PerSecond(o.MaxRate),
-		began: time.Now(), seed: maphash.MakeSeed(), log: sampled(o.Log),
+		began: time.Now(), seed: maphash.MakeSeed(), log: loglimit.PerMessage(o.Log, maxLogged, time.Second),
 		asks:  asks{ask: o.Ask, began: time.Now(), seed: maphash.MakeSeed(), pending: map[string]chan struct{}{}},
 		peers: newPeers(o.MaxConnections, sockets),
 	}

@@ -14,7 +14,6 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -25,6 +24,7 @@ import (
 	"github.com/berth-sandbox/berth/envoy"
 	"github.com/berth-sandbox/berth/extproc/socket"
 	"github.com/berth-sandbox/berth/extproc/wire"
+	"github.com/berth-sandbox/berth/internal/loglimit"
 	"github.com/berth-sandbox/berth/internal/options"
 )
 
@@ -92,7 +92,7 @@ func New(o Options) (*Server, error) {
 	}
 	o.LookupTimeout = cmp.Or(o.LookupTimeout, 2*time.Second)
 	s := &Server{
-		decider: decider{o: o}, started: time.Now(), refusals: sampled(o.Log), health: health.NewServer(),
+		decider: decider{o: o}, started: time.Now(), refusals: loglimit.PerMessage(o.Log, maxRefusalsLogged, time.Second), health: health.NewServer(),
 	}
 	s.connections = socket.NewConnections(s.refusals)
 	s.calls.New = func() any { return &call{server: s} }
@@ -297,13 +297,6 @@ func (s *Server) park(id sandboxid.Key) (release func(), ok bool) {
 // maxRefusalsLogged is how many refusals per second are logged for each reason. The metric
 // berth_router_requests_total counts all of them.
 const maxRefusalsLogged = 10
-
-// sampled returns log with at most maxRefusalsLogged lines per second and message.
-func sampled(log *zap.Logger) *zap.Logger {
-	return log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, time.Second, maxRefusalsLogged, 0)
-	}))
-}
 
 func (s *Server) logRefusal(e *apierror.Error) {
 	s.refusals.Info("refused: "+string(e.Reason),

@@ -11,7 +11,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -22,6 +21,7 @@ import (
 	"github.com/berth-sandbox/berth/api/metric"
 	"github.com/berth-sandbox/berth/api/sandboxaccess"
 	"github.com/berth-sandbox/berth/internal/bootclock"
+	"github.com/berth-sandbox/berth/internal/loglimit"
 	"github.com/berth-sandbox/berth/internal/options"
 )
 
@@ -146,9 +146,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("controlserver: register metrics: %w", err)
 	}
 	s := &Server{o: o, metrics: m, streams: map[uint64]*stream{}, questions: map[uint64]*question{}, stopping: make(chan struct{})}
-	s.rare = o.Log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, time.Minute, 1, 0)
-	}))
+	s.rare = loglimit.PerMessage(o.Log, 1, time.Minute)
 	if o.AccessKey != nil {
 		s.sealer = credentials.NewSealer(o.AccessKey)
 	}

@@ -162,6 +162,19 @@ func TestPoolsUnderPressureTakeTurnsAtTheStore(t *testing.T) {
 	require.Equal(t, []string{"id2", "id3"}, idsOf(s.presses()), "b fits")
 }
 
+// A team could have the bounds of all pools not kept with calls to stop.
+//
+// Invariant: P34
+func TestCalledStopsTakeNoPlacesFromPressure(t *testing.T) {
+	s, ids := sleepersOf(t, 0, "x", "x", "x", "x", "y", "y", "y")
+	for i, id := range ids[:4] {
+		s.step(Sleep{Token: uint64(20 + i), Scope: everyTeam, ID: id, Stop: true})
+		require.Equal(t, step.StopCalled, one[WriteArchive](s).Cause)
+	}
+	s.step(PoolSeen{pressurePool(1)})
+	require.Equal(t, ids[4:6], idsOf(s.presses()))
+}
+
 func TestPoolThatMakesNoPodsPressesNone(t *testing.T) {
 	s, ids := sleepersOf(t, 0, "x", "x")
 	s.step(PoolSeen{changed(pressurePool(1), func(p *Pool) { p.Refused = "no" })})

@@ -7,12 +7,12 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/berth-sandbox/berth/allocator/access"
 	"github.com/berth-sandbox/berth/api/apierror"
 	"github.com/berth-sandbox/berth/api/openapi"
 	"github.com/berth-sandbox/berth/api/sandboxid"
+	"github.com/berth-sandbox/berth/internal/loglimit"
 )
 
 // audit writes one line for each call that may have changed something, on the replica that carried
@@ -27,9 +27,7 @@ type audit struct {
 const refusedPerSecond = 20
 
 func newAudit(log *zap.Logger) audit {
-	return audit{log: log, refused: log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(c, time.Second, refusedPerSecond, 0)
-	}))}
+	return audit{log: log, refused: loglimit.PerMessage(log, refusedPerSecond, time.Second)}
 }
 
 // maxAudited bounds a text of a client in a line, in bytes.

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/berth-sandbox/berth/api/apierror"
+	"github.com/berth-sandbox/berth/internal/loglimit"
 	"github.com/berth-sandbox/berth/internal/rate"
 )
 
@@ -24,9 +24,7 @@ type keyRates struct {
 }
 
 func newKeyRates(limit rate.Limit, log *zap.Logger) *keyRates {
-	log = log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core { // one line a minute for each key
-		return zapcore.NewSamplerWithOptions(core, time.Minute, 1, 0)
-	}))
+	log = loglimit.PerMessage(log, 1, time.Minute) // a message has the name of the key
 	return &keyRates{limit: limit, started: time.Now(), log: log, full: map[string]time.Duration{}}
 }
 

@@ -97,6 +97,16 @@ func newWriter(t *testing.T, cluster *devcluster.Cluster) *writer {
 	return p
 }
 
+// ownWriter is a writer on a cluster of its own, whose CRDs the test may change.
+func ownWriter(t *testing.T) (*writer, dynamic.NamespaceableResourceInterface) {
+	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
+	client, err := dynamic.NewForConfig(cluster.RestConfig())
+	require.NoError(t, err)
+	return newWriter(t, cluster), client.Resource(schema.GroupVersionResource{
+		Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions",
+	})
+}
+
 // write has a state written and returns the event that the core gets.
 func (p *writer) write(s core.Sandbox) core.ObjectWritten {
 	p.Helper()
@@ -474,11 +484,7 @@ func TestFewRefusedObjectsDoNotCountForTheLag(t *testing.T) {
 }
 
 func TestMissingOrDeletedCRDIsRecognised(t *testing.T) {
-	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
-	p := newWriter(t, cluster)
-	client, err := dynamic.NewForConfig(cluster.RestConfig())
-	require.NoError(t, err)
-	crds := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	p, crds := ownWriter(t)
 	live := sandbox(core.Running, 1, 1)
 	p.write(live) // its finalizer keeps the CRD
 	definition, err := crds.Get(t.Context(), "sandboxes.berth.sh", metav1.GetOptions{})
@@ -517,11 +523,7 @@ func TestMissingOrDeletedCRDIsRecognised(t *testing.T) {
 //
 // Invariant: I5
 func TestFieldsThatTheCRDLacksAreNotLost(t *testing.T) {
-	cluster := devcluster.Start(t, devcluster.Options{CRDs: crd.All()})
-	p := newWriter(t, cluster)
-	client, err := dynamic.NewForConfig(cluster.RestConfig())
-	require.NoError(t, err)
-	crds := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	p, crds := ownWriter(t)
 	change := func(version func(schema map[string]any)) {
 		definition, err := crds.Get(t.Context(), "sandboxes.berth.sh", metav1.GetOptions{})
 		require.NoError(t, err)

@@ -11,13 +11,13 @@ import (
 	"unique"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 	"google.golang.org/protobuf/proto"
 
 	controlv1 "github.com/berth-sandbox/berth/api/control/v1"
 	"github.com/berth-sandbox/berth/api/sandboxid"
 	"github.com/berth-sandbox/berth/egress"
 	"github.com/berth-sandbox/berth/egress/policy"
+	"github.com/berth-sandbox/berth/internal/loglimit"
 	"github.com/berth-sandbox/berth/internal/options"
 	"github.com/berth-sandbox/berth/routecache"
 )
@@ -59,9 +59,7 @@ func New(o Options) (*Sandboxes, error) {
 	if err := options.Require(o, "Server", "Now", "Log"); err != nil {
 		return nil, err
 	}
-	o.Log = o.Log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core { // one line a minute for all sandboxes
-		return zapcore.NewSamplerWithOptions(core, time.Minute, 1, 0)
-	}))
+	o.Log = loglimit.PerMessage(o.Log, 1, time.Minute) // of all sandboxes
 	return &Sandboxes{o: o, pools: map[string]pool{}}, nil
 }
 

@@ -25,9 +25,10 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/credentials"
+
+	"github.com/berth-sandbox/berth/internal/loglimit"
 )
 
 // Header carries a span from one process to another (W3C Trace Context).
@@ -89,9 +90,7 @@ func New(ctx context.Context, o Options) (*Tracer, error) {
 	if err != nil {
 		return nil, err
 	}
-	log := o.Log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(c, time.Minute, 1, 0)
-	}))
+	log := loglimit.PerMessage(o.Log, 1, time.Minute)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("spans were not sent", zap.Error(err)) }))
 	provider := sdk.NewTracerProvider(
 		sdk.WithBatcher(exporter, sdk.WithExportTimeout(exportTime)),
